@@ -11,7 +11,7 @@ from ..protocol import Draft, DraftContext, Sequences, Verdict
 from ..transfer import moved, to_host, waits
 from .rules import Planned, StopRule
 from .sources import Source
-from .steps import Step, Steps
+from .steps import Several, Step, Steps
 from .trees import Growth, TreeSession
 
 MOST_COPIES = 16
@@ -154,24 +154,23 @@ def draft_chains(model: Steps, sequences: Sequences, room: list[int], steps: int
     # Rows in lockstep advance by their shortest draft, so nobody drafts past it.
     longest = min if context.lockstep else max
     active = [b for b, most in enumerate(room) if most > 0]
-    model.begin(sequences, steps, steps if model.blind and rule is None else 0)
-    drafted: list[Step] = []
-    for i in range(steps):
+    # To wait for every token would cost more than to draft past the end once per text.
+    unseen = model.blind and rule is None
+    model.begin(sequences, steps, steps if unseen else 0)
+    drafted = list[Step]()
+    while not unseen and len(drafted) < longest(lengths[b] for b in active):
         step = model.step()
         drafted.append(step)
-        if not model.blind:  # there, to wait for every token would cost more than to draft past the end once per text
+        if not model.blind:
             ends = [token in context.eos_token_ids for token in to_host(step.tokens[:, 0])]
-            lengths = [min(n, i + 1) if end else n for n, end in zip(lengths, ends, strict=True)]
-        lengths = lengths if rule is None else rule(i, step, lengths)
-        if i + 1 >= longest(lengths[b] for b in active):
-            break
+            lengths = [min(n, len(drafted)) if end else n for n, end in zip(lengths, ends, strict=True)]
+        lengths = lengths if rule is None else rule(len(drafted) - 1, step, lengths)
+    made = model.several(longest(lengths[b] for b in active)) if unseen else Several.of(drafted)
     model.end()
-    lengths = [min(n, len(drafted)) for n in lengths]
-    tokens = torch.stack([step.tokens for step in drafted], 1)
-    if tokens.shape[2] > 1:
-        return with_candidates(tokens[..., 0], tokens[..., 1:], lengths)
-    q = [step.q for step in drafted if step.q is not None]
-    return Draft(tokens[..., 0], lengths, q=torch.stack(q, 1) if q else None)
+    lengths = [min(n, made.tokens.shape[1]) for n in lengths]
+    if made.tokens.shape[2] > 1:
+        return with_candidates(made.tokens[..., 0], made.tokens[..., 1:], lengths)
+    return Draft(made.tokens[..., 0], lengths, q=made.q)
 
 
 def kept_of_chain(verdict: Verdict, candidates: int) -> list[int]:

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..budget import DRAFTED, GUESS, DraftCost, Evidence
@@ -22,6 +23,45 @@ class Step(NamedTuple):
     """[B, V] that the one candidate was drawn from; None where it is the likeliest one"""
     said: Sequence[float] | None = None
     """[B] on the host, what else speaks for the first, from 0 to 1, where anybody was asked"""
+
+
+class Several(NamedTuple):
+    """What steps give of γ places in a row."""
+
+    tokens: Tensor
+    """[B, γ, k]"""
+    chances: Tensor | None = None
+    """[B, γ, k]"""
+    q: Tensor | None = None
+    """[B, γ, V]"""
+
+    @classmethod
+    def of(cls, steps: Sequence[Step]) -> "Several":
+        """Step by step."""
+        chances = [step.chances for step in steps if step.chances is not None]
+        q = [step.q for step in steps if step.q is not None]
+        return cls(
+            torch.stack([step.tokens for step in steps], 1),
+            torch.stack(chances, 1) if chances else None,
+            torch.stack(q, 1) if q else None,
+        )
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Several]") -> "Several":
+        """One behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        together = [[each for each in all_of if each is not None] for all_of in zip(*parts, strict=True)]
+        return cls(*(torch.cat(each, 1) if each else None for each in together))  # type: ignore[arg-type]
+
+    def part(self, first: int, count: int) -> "Several":
+        """So many places from this one on, or as many as there are."""
+        return Several(*(None if each is None else each[:, first : first + count] for each in self))  # type: ignore
+
+    @property
+    def only(self) -> Step:
+        """The one place that there is."""
+        return Step(*(None if each is None else each[:, 0] for each in self))  # type: ignore[arg-type]
 
 
 class Took(NamedTuple):
@@ -98,6 +138,10 @@ class Steps:
     @abstractmethod
     def step(self) -> Step:
         """One more place."""
+
+    def several(self, count: int) -> Several:
+        """So many more places, or as many as there are, without a look at any."""
+        return Several.of([self.step() for _ in range(count)])
 
     def end(self) -> None:
         """No further step is made in this round."""

@@ -11,7 +11,7 @@ from ..session import DraftSession
 from ..transfer import to_device, to_host
 from .nodes import Node, likeliest_nodes, tested_behind
 from .sources import Source, named
-from .steps import Step, Steps
+from .steps import Several, Step, Steps
 
 MANY = 8
 """Rows of a batch from which on the engine may also pause drafting altogether (`DraftSession.weighs`). Thinking of
@@ -133,7 +133,7 @@ class TreeSession(DraftSession):
             planned = most
         steps.begin(sequences, most, planned if steps.blind else 0)
         if steps.blind:
-            several = [steps.step() for _ in range(planned)]
+            several = steps.several(planned)
             steps.end()
             if not (self.seen or any(map(len, self.trees))):
                 return self._unseen(several)
@@ -170,11 +170,11 @@ class TreeSession(DraftSession):
         for each, tokens, likely in zip(self.grown, to_host(step.tokens), chances, strict=True):
             self._grow(each, tokens, likely)
 
-    def _grow_at_once(self, steps: Sequence[Step]) -> None:
+    def _grow_at_once(self, steps: Several) -> None:
         """Read all steps in one transfer, and add them."""
-        tokens = torch.stack([step.tokens for step in steps], 1).float()  # exact for ids below 2^24
-        chances = torch.stack([step.chances for step in steps if step.chances is not None], 1).float()
-        named, likely = to_host(torch.stack([tokens, chances.to(tokens.device)]))
+        assert steps.chances is not None
+        # Ids below 2^24 are exact.
+        named, likely = to_host(torch.stack([steps.tokens.float(), steps.chances.float().to(steps.tokens.device)]))
         for each, said, told in zip(self.grown, named, likely, strict=True):
             places = [list(map(int, row)) for row in said[: each.room]]
             if self.steps is not None and self.steps.independent:
@@ -251,14 +251,14 @@ class TreeSession(DraftSession):
 
     # ------------------------------------------------------------------ nodes that nobody has seen
 
-    def _unseen(self, steps: Sequence[Step]) -> Draft:
+    def _unseen(self, steps: Several) -> Draft:
         """The likeliest nodes of every row, by how often candidates of such a place and rank were right."""
         assert self.steps is not None
-        model, tokens = self.steps, torch.stack([step.tokens for step in steps], 1)
-        k = tokens.shape[2]
+        model, tokens = self.steps, steps.tokens
+        made, k = tokens.shape[1:]
         chances = [
             [self.acceptance.chance(model.evidence(place, rank), model.guess(place, rank)) for rank in range(k)]
-            for place in range(len(steps))
+            for place in range(made)
         ]
         likeliest = likeliest_nodes(chances, MOST_NODES, lambda node: model.independent or node.rank == 0)
         likeliest = likeliest[: self.most]

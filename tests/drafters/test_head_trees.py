@@ -163,17 +163,21 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
     end = int(target.generate(**inputs, do_sample=False, max_new_tokens=20, pad_token_id=0)[0, -1])
     steps: list[Any] = []
     compared: list[int] = []
-    step, propose = HeadSteps.step, TreeSession.propose
+    several, propose = HeadSteps.several, TreeSession.propose
 
-    def noting(self: Any) -> Any:
-        steps.append(step(self))
+    def noting(self: Any, count: int) -> Any:
+        steps.append(several(self, count))
         return steps[-1]
 
     def comparing(self: Any, sequences: Any, room: list[int]) -> Draft:
         steps.clear()
         draft = propose(self, sequences, room)
         for b, (tree, offered) in enumerate((each.tree, each.offered) for each in self.grown):
-            places = [(found.tokens[b].tolist(), found.chances[b].tolist()) for found in steps][: room[b]]
+            places = [
+                place
+                for found in steps
+                for place in zip(found.tokens[b].tolist(), found.chances[b].tolist(), strict=True)
+            ][: room[b]]
             chance = {
                 (i, token): self.acceptance.calibrated(self.steps.said(i, rank, estimate))
                 for i, place in enumerate(places)
@@ -191,7 +195,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
             compared.append(len(offered))
         return draft
 
-    monkeypatch.setattr(HeadSteps, "step", noting)
+    monkeypatch.setattr(HeadSteps, "several", noting)
     monkeypatch.setattr(TreeSession, "propose", comparing)
     target.generate(
         **inputs, do_sample=False, max_new_tokens=20, pad_token_id=0, eos_token_id=end, assistant_model=head

@@ -66,8 +66,10 @@ def logits_drafted_from(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int]
 
 def first_candidates(propose: Any, session: Any, sequences: Any, room: list[int]) -> tuple[Draft, list[list[int]]]:
     """A session's draft, and of each row the likeliest tokens of its heads, as far as there is room."""
-    steps, taken, step = session.steps, [], session.steps.step
-    steps.step = lambda: taken.append(step()) or taken[-1]
+    steps, taken, several = session.steps, [], session.steps.several
+    steps.several = lambda count: taken.append(several(count)) or taken[-1]
     draft = propose(session, sequences, room)
-    del steps.step
-    return draft, [[int(each.tokens[b, 0]) for each in taken][:most] for b, most in enumerate(room)]
+    del steps.several
+    return draft, [
+        [token for each in taken for token in each.tokens[b, :, 0].tolist()][:most] for b, most in enumerate(room)
+    ]

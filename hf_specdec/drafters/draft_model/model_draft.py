@@ -1,8 +1,7 @@
 """`ModelDraft`: a draft model that makes one step after another over its own cache, and says what they took."""
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,7 +16,7 @@ from ...target.devices import input_device
 from ...target.recorded import recordings
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
-from ..steps import Step, Steps, Took
+from ..steps import Several, Step, Steps, Took
 from .base import columns_for
 from .over_cache import DraftCall, OverCache, Picking
 from .translating import Translated, model_of, over_cache
@@ -43,7 +42,7 @@ class Early:
     rows: list[int]
     lengths: list[int]
     """[B] of the texts behind which they were made, once that is known"""
-    steps: list[Step]
+    steps: Several
     took: Took
 
 
@@ -65,8 +64,8 @@ class DraftChain:
     """whether no more was read than the round before had added"""
     last: Tensor | None = None
     """[B] what was drafted last"""
-    ahead: deque[Step] = field(default_factory=deque)
-    """steps that were made, and not asked for yet"""
+    ahead: Several | None = None
+    """steps that were made, and not asked for yet, if there are any"""
     early: bool = False
     """whether it has begun with steps that were"""
     first: Moment | None = None
@@ -135,30 +134,49 @@ class ModelDraft(Steps):
         self.steps = 0
         early, self._early = self._early, None
         if early is not None and (early.rows, early.lengths) == (rows, lengths):
-            self._over.learns(list(lengths), len(early.steps))
-            self._round.ahead.extend(early.steps)
-            self._round.early, self._took = True, early.took
+            self._over.learns(list(lengths), early.steps.tokens.shape[1])
+            self._round.ahead, self._round.early, self._took = early.steps, True, early.took
+
+    def several(self, count: int) -> Several:
+        parts, until = list[Several](), self.steps + count
+        while self.steps < until:
+            parts.append(self._recorded(until - self.steps) or Several.of([self.step()]))
+        return Several.joined(parts)
 
     def step(self) -> Step:
+        if (several := self._recorded(1)) is not None:
+            return several.only
         over, here = self._over, self._round
         assert over is not None and here is not None, "step() follows begin()"
-        before = here.lengths
-        if here.last is not None:
-            here.lengths = [n + 1 for n in before]
-        if not here.ahead and here.planned - self.steps > (here.last is not None) and self.chains:
-            self._chain_on(over, here)
-        alone = not here.ahead
-        if here.ahead:
-            step = here.ahead.popleft()
-        elif here.last is None:
+        if here.last is None:
             step = self._picked(here, over.catch_up(here.ids, here.lengths))
         else:
-            write_tokens(here.ids, here.last, before)
+            write_tokens(here.ids, here.last, here.lengths)
+            here.lengths = [n + 1 for n in here.lengths]
             step = self._picked(here, over.feed(here.ids, here.lengths, here.last))
-        here.last, self.steps, here.ended = step.tokens[:, 0], self.steps + 1, mark(self._device)
-        if self.steps == 1 and alone:
+        self._made(here, step.tokens[:, 0], 1)
+        if self.steps == 1:
             here.first = here.ended
         return step
+
+    def _made(self, here: DraftChain, last: Tensor, count: int) -> None:
+        """So many steps, the last of which gave these tokens [B]."""
+        here.last, self.steps, here.ended = last, self.steps + count, mark(self._device)
+
+    def _recorded(self, most: int) -> Several | None:
+        """The next steps, at most so many, where they were recorded as one; None where there are none."""
+        over, here = self._over, self._round
+        assert over is not None and here is not None, "steps follow begin()"
+        begun = here.last is not None
+        if here.ahead is None and here.planned - self.steps > begun and self.chains:
+            self._chain_on(over, here)
+        if here.ahead is None:
+            return None
+        several, left = here.ahead.part(0, most), here.ahead.tokens.shape[1] - most
+        here.ahead, made = here.ahead.part(most, left) if left > 0 else None, several.tokens.shape[1]
+        here.lengths = [n + made - (not begun) for n in here.lengths]
+        self._made(here, several.tokens[:, -1, 0], made)
+        return several
 
     def _chain_on(self, over: OverCache, here: DraftChain) -> None:
         """All steps that are planned as one: behind the drafted token, or behind what the text has more than the cache,
@@ -166,8 +184,10 @@ class ModelDraft(Steps):
         first = over.missing(here.ids, here.lengths) if here.last is None else here.last[:, None]
         if first is None:
             return
-        count = min(here.planned - self.steps, WIDEST)
-        here.ahead.extend(self._chained(first, count, self._numbers(here.rows, here.lengths, count)))
+        count, behind = min(here.planned - self.steps, WIDEST), here.lengths
+        if here.last is not None:
+            behind = [n + 1 for n in behind]
+        here.ahead = self._chained(first, count, self._numbers(here.rows, behind, count))
         if here.last is None:
             over.learns(here.lengths, count)
 
@@ -179,15 +199,15 @@ class ModelDraft(Steps):
             return False
         return pick.recordable is not None and over.device == self.context.device
 
-    def _chained(self, first: Tensor, count: int, numbers: Tensor | None, lengths: Tensor | None = None) -> list[Step]:
+    def _chained(self, first: Tensor, count: int, numbers: Tensor | None, lengths: Tensor | None = None) -> Several:
         """So many steps behind the tokens first [B, F] as one that is recorded; arguments as of `OverCache.chain`."""
         pick, k = self.context.pick, self.candidates
         assert self._over is not None and isinstance(pick, DraftPicker)
         chain = Picking(lambda logits, u: pick.from_logits(logits, u, k), numbers, (pick.recordable, k))
-        tokens, *more = (several.unbind(1) for several in self._over.chain(first, count, chain, lengths))
+        tokens, *more = self._over.chain(first, count, chain, lengths)
         if k is not None:
-            return [Step(ids, chances) for ids, chances in zip(tokens, *more, strict=True)]
-        return [Step(ids[:, None], q=q) for ids, q in zip(tokens, more[0] if more else [None] * count, strict=True)]
+            return Several(tokens, *more)
+        return Several(tokens[:, :, None], q=more[0] if more else None)
 
     def _numbers(self, rows: list[int], lengths: Sequence[int], count: int, ahead: int = 0) -> Tensor | None:
         """The random numbers [B, count] of draws behind `lengths` columns and the next ones; None where none are drawn.

@@ -1,6 +1,5 @@
 """`HeadSteps`: heads as steps of a session, whatever their kind."""
 
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import NO_MEMORY
 from ...target.captured_cache import CapturedCache
 from ...target.recorded import recordings
-from ..steps import Step, Steps, Took
+from ..steps import Several, Step, Steps, Took
 from .drawn import Drawn, by_text
 from .head import Head
 from .recorded import Recorded, can_be_recorded
@@ -58,8 +57,8 @@ class HeadSteps(Steps):
         self.features = head.features if context.most_rows or context.prompt_ids.shape[1] else ()
         self.states = States(context, head)
         self.recorded = Recorded(self.states) if can_be_recorded(context, head) else None
-        self._ahead = deque[Step]()
-        """what this round has drafted and nobody has asked for yet"""
+        self._all: Several
+        """that this round has drafted"""
         self._round: HeadRound | None = None
 
     @property
@@ -80,13 +79,8 @@ class HeadSteps(Steps):
         self.context.stats.draft_calls += self.head.forwards * (1 if self.at_once else tokens.shape[1])
         first = ended if self.at_once else None
         self._round = HeadRound(Took(tokens.shape[1], began, first, ended, len(recordings) > recorded), opened, usual)
-        drawn = tokens[:, :count].unbind(1)
-        beside = more[0].unbind(1) if more else [None] * len(drawn)
-        several = zip(drawn, beside, strict=False)
-        if self.candidates is None:
-            self._ahead = deque(Step(mine, q=q) for mine, q in several)
-        else:
-            self._ahead = deque(Step(mine, chances=chances) for mine, chances in several)
+        beside = more[0] if more else None
+        self._all = Several(tokens, q=beside) if self.candidates is None else Several(tokens, chances=beside)
 
     def _drafted(self, sequences: Sequences, most: int) -> tuple[Tensor, ...]:
         """At least so many places, as `Drawn.all` gives them."""
@@ -114,8 +108,11 @@ class HeadSteps(Steps):
             self.states.join(row, cache)
 
     def step(self) -> Step:
-        self.steps += 1
-        return self._ahead.popleft()
+        return self.several(1).only
+
+    def several(self, count: int) -> Several:
+        begun, self.steps = self.steps, self.steps + count
+        return self._all.part(begun, count)
 
     def observe_prompt(self, verdict: Verdict) -> None:
         if self.features:

@@ -1,6 +1,5 @@
 """`StreamSteps`: the streams of the last accepted token, which are all steps of a draft at once."""
 
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +9,7 @@ from ...budget import DraftCost, Evidence
 from ...clock import mark
 from ...protocol import DraftContext, Runner, Sequences, Verdict
 from ...transfer import to_device
-from ..steps import Step, Steps, Took
+from ..steps import Several, Step, Steps, Took
 from .config import StreamingConfig
 from .late import LateStreams, OwnLayers
 from .runner import StreamRunner
@@ -48,7 +47,8 @@ class StreamSteps(Steps):
         with where they have not run yet"""
         self._rested = False
         """whether nothing was drafted in the last round"""
-        self._ahead = deque[Step]()
+        self._all: Several
+        """that this round has drafted"""
         self._took: Took | None = None
         self.pruned = 0
         """nodes, in mid-forward"""
@@ -87,7 +87,7 @@ class StreamSteps(Steps):
         tokens, chances = self._foretold(sequences.rows)
         ended = mark(self.context.device)
         self._took = Took(self.streams.gamma, began, ended, ended, recorded=False)
-        self.steps, self._ahead = 0, deque(map(Step, tokens.unbind(1), chances.unbind(1)))
+        self.steps, self._all = 0, Several(tokens, chances)
 
     def _foretold(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """[rows, γ, k] each stream's likeliest tokens, and the chances that it gives them."""
@@ -99,8 +99,11 @@ class StreamSteps(Steps):
         return self.streams.named(likeliest.indices), likeliest.values
 
     def step(self) -> Step:
-        self.steps += 1
-        return self._ahead.popleft()
+        return self.several(1).only
+
+    def several(self, count: int) -> Several:
+        begun, self.steps = self.steps, self.steps + count
+        return self._all.part(begun, count)
 
     def _are_read(self, sequences: Sequences, wanted: bool) -> None:
         """Whether a next draft may read the streams of this round's forward.
