@@ -88,8 +88,8 @@ def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
     for record in records:
         said = [None] * len(record) if estimate is None else estimate(record.features).tolist()
         for chance, true, right in zip(said, record.chance.tolist(), record.accepted.tolist(), strict=True):
-            evidence = DRAFTED if chance is None else DRAFTED.at(chance)
-            expected = acceptance.chance(evidence, 0.5) if chance is None else acceptance.calibrated(evidence)
+            alone = DRAFTED, acceptance.chance(DRAFTED, 0.5)
+            evidence, expected = alone if chance is None else acceptance.calibrated(DRAFTED, chance)
             lost -= true * math.log(expected) + (1 - true) * math.log(1 - expected)
             acceptance.observe(evidence, right)
             tokens += 1

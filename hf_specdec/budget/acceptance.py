@@ -1,9 +1,10 @@
 """`Acceptance`: how often drafted tokens turn out right, by the evidence for them."""
 
+from bisect import bisect
 from collections.abc import Sequence
 from itertools import pairwise
 
-from .evidence import EDGES, Evidence
+from .evidence import EDGES, Evidence, Proposer
 from .tree import Tree
 
 PRIOR = 4.0
@@ -21,7 +22,7 @@ class Acceptance:
 
     def __init__(self) -> None:
         self._seen: dict[Evidence, tuple[float, float]] = {}
-        self._rising: dict[Evidence, list[float]] = {}
+        self._bands: dict[tuple[tuple[Proposer, ...], bool | None], list[tuple[Evidence, float]]] = {}
 
     def chance(self, evidence: Evidence, guess: float) -> float:
         """
@@ -31,34 +32,40 @@ class Acceptance:
         right, tested = self._seen.get(evidence, NEVER)
         return (right + PRIOR * guess) / (tested + PRIOR)
 
-    def calibrated(self, evidence: Evidence) -> float:
-        """The chance of tokens with such an estimate. A higher estimate never has a lower one."""
-        assert evidence.band is not None
-        family = evidence._replace(band=None)
-        chances = self._rising.get(family)
-        if chances is None:
-            chances = self._rising[family] = self._pooled(family)
-        return chances[evidence.band]
+    def calibrated(self, source: Evidence, estimate: float, agrees: bool | None = None) -> tuple[Evidence, float]:
+        """What speaks for tokens to which a source gives such an estimate, and their chance. A higher estimate never
+        has a lower one.
+
+        Args:
+            source: without an estimate.
+            agrees: as in `Evidence`.
+        """
+        bands = self._bands.get((source.sources, agrees))
+        if bands is None:
+            bands = self._bands[source.sources, agrees] = self._pooled(source.sources, agrees)
+        return bands[bisect(EDGES, estimate)]
 
     def observe(self, evidence: Evidence, right: bool) -> None:
         """One token with this evidence was tested."""
         before, tested = self._seen.get(evidence, NEVER)
         self._seen[evidence] = MEMORY * before + right, MEMORY * tested + 1
         if evidence.band is not None:
-            self._rising.pop(evidence._replace(band=None), None)
+            self._bands.pop((evidence.sources, evidence.agrees), None)
 
-    def add(self, tree: Tree, parent: int, token: int, evidence: Evidence, guess: float) -> int:
+    def add(self, tree: Tree, parent: int, token: int, evidence: Evidence, chance: float) -> int:
         """The node of a token that a source proposes. Where others propose it already, both together are its evidence:
         a source that speaks alone is judged by where it spoke alone.
 
         Args:
             evidence: of one source without an estimate.
-            guess: its chance before anything was tested.
+            chance: of tokens with this evidence.
         """
-        node, chance, (source,) = tree.at.get((parent, token)), self.chance(evidence, guess), evidence.sources
-        known = None if node is None else _joint(tree.evidence[node])
-        names = [] if known is None else [other.name for other in known.sources]
-        if node is None or known is None or names == [source.name]:
+        node = tree.at.get((parent, token))
+        if node is None or len(tree.evidence[node]) != 1 or tree.evidence[node][0].band is not None:
+            return tree.add(parent, token, chance, evidence)  # which is new, or counted otherwise
+        (known,), (source,) = tree.evidence[node], evidence.sources
+        names = [other.name for other in known.sources]
+        if names == [source.name]:
             return tree.add(parent, token, chance, evidence)
         if source.name not in names:
             together = known._replace(sources=(*known.sources, source))
@@ -73,19 +80,16 @@ class Acceptance:
                 for evidence in tree.evidence[node]:
                     self.observe(evidence, right)
 
-    def _pooled(self, family: Evidence) -> list[float]:
-        """Its bands' chances; neighbours that would fall are taken together until all rise."""
+    def _pooled(self, sources: tuple[Proposer, ...], agrees: bool | None) -> list[tuple[Evidence, float]]:
+        """Their bands, with the chances; neighbours that would fall are taken together until all rise."""
+        kinds = [Evidence(sources, agrees, band) for band in range(len(CENTRES))]
         pools: list[tuple[float, float, int]] = []
-        for index, centre in enumerate(CENTRES):
-            right, tested = self._seen.get(family._replace(band=index), NEVER)
+        for evidence, centre in zip(kinds, CENTRES, strict=True):
+            right, tested = self._seen.get(evidence, NEVER)
             right, tested, bands = right + PRIOR * centre, tested + PRIOR, 1
             while pools and pools[-1][0] / pools[-1][1] > right / tested:
                 lower = pools.pop()
                 right, tested, bands = right + lower[0], tested + lower[1], bands + lower[2]
             pools.append((right, tested, bands))
-        return [right / tested for right, tested, bands in pools for _ in range(bands)]
-
-
-def _joint(evidence: Sequence[Evidence]) -> Evidence | None:
-    """The one evidence that all of a node's sources share; None where they are counted otherwise."""
-    return evidence[0] if len(evidence) == 1 and evidence[0].band is None else None
+        chances = [right / tested for right, tested, bands in pools for _ in range(bands)]
+        return list(zip(kinds, chances, strict=True))

@@ -29,7 +29,7 @@ class Tree:
         node = self.at.setdefault((parent, token), len(self.tokens))
         if node < len(self.tokens):
             self.chances[node] = max(self.chances[node], chance)
-            self.evidence[node] += tuple(each for each in evidence if each not in self.evidence[node])
+            self.evidence[node] = tuple(dict.fromkeys(self.evidence[node] + evidence))
             return node
         self.tokens.append(token)
         self.parents.append(parent)

@@ -168,13 +168,13 @@ class Steps:
 
     # ------------------------------------------------------------------ what its candidates are counted under
 
-    def said(self, place: int, rank: int, chance: float) -> Evidence:
-        """What speaks for the candidate of a place (from 0) and rank to which the model gives such a chance."""
-        return Evidence.of(DRAFTED, min(rank, 1)).at(chance)
+    def said(self, place: int, rank: int) -> Evidence:
+        """What speaks for the candidate of a place (from 0) and rank, beside the chance that the model gives it."""
+        return Evidence.of(DRAFTED, min(rank, 1))
 
-    def evidence(self, place: int, rank: int) -> Evidence:
-        """For one of which nobody has seen the chance."""
-        return Evidence.of(DRAFTED, rank)
+    def evidence(self, place: int, rank: int) -> Sequence[Evidence]:
+        """For one of which nobody has seen the chance; the last is the one that it is judged by."""
+        return [Evidence.of(DRAFTED, rank)]
 
     def guess(self, place: int, rank: int) -> float:
         """How often such a one is right where all before it are, before anything was tested."""

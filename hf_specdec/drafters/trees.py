@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..budget import DRAFTED, MOST_NODES, Acceptance, Controller, Drafted, Evidence, Tree
+from ..budget import MOST_NODES, Acceptance, Controller, Drafted, Evidence, Tree
 from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ..session import DraftSession
 from ..transfer import to_device, to_host
@@ -18,6 +18,9 @@ MANY = 8
 tokens for so many rows takes a noticeable part of a round, even where none of them is verified."""
 CONTINUED = 8
 """nodes of a product behind which sources are asked"""
+
+Kind = tuple[Sequence[Evidence], Evidence]
+"""Of a candidate, what it is counted under whatever its chance is, and what speaks for it beside the chance."""
 
 
 @dataclass
@@ -167,70 +170,77 @@ class TreeSession(DraftSession):
         chances = to_host(step.chances)
         if step.said is not None:
             chances = [[first, *row[1:]] for first, row in zip(step.said, chances, strict=True)]
+        (ranks,) = self._kinds(1, step.tokens.shape[1])
         for each, tokens, likely in zip(self.grown, to_host(step.tokens), chances, strict=True):
-            self._grow(each, tokens, likely)
+            self._grow(each, tokens, likely, ranks)
 
     def _grow_at_once(self, steps: Several) -> None:
         """Read all steps in one transfer, and add them."""
         assert steps.chances is not None
         # Ids below 2^24 are exact.
         named, likely = to_host(torch.stack([steps.tokens.float(), steps.chances.float().to(steps.tokens.device)]))
+        kinds = self._kinds(*steps.tokens.shape[1:])
         for each, said, told in zip(self.grown, named, likely, strict=True):
             places = [list(map(int, row)) for row in said[: each.room]]
             if self.steps is not None and self.steps.independent:
-                self._grow_product(each, places, told[: each.room])
+                self._grow_product(each, places, told[: each.room], kinds)
                 continue
-            for place in zip(places, told, strict=False):
-                self._grow(each, *place)
+            for tokens, chances in zip(places, told, strict=False):
+                self._grow(each, tokens, chances, kinds[0])
 
-    def _grow(self, each: Growth, tokens: Sequence[int], chances: Sequence[float]) -> None:
+    def _kinds(self, places: int, count: int) -> list[list[Kind]]:
+        """[places][count] what speaks for the candidates."""
+        model = self.steps
+        assert model is not None
+        return [[(model.evidence(i, rank), model.said(i, rank)) for rank in range(count)] for i in range(places)]
+
+    def _grow(self, each: Growth, tokens: Sequence[int], chances: Sequence[float], ranks: Sequence[Kind]) -> None:
         """Add candidates [k] behind a row's tip; the first one is the tip from now on, if the row drafts on."""
         if each.tip is None:
             return
-        tip, first, agrees = each.tip, tokens[0], self._told(each.tree, each.tip, tokens[0])
-        node, *_ = [
-            self._add(each, tip, token, 0, rank, chance, agrees)
-            for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True))
-            if rank == 0 or chance > 0
-        ]
+        tree, first, there = each.tree, tokens[0], len(each.tree)
+        agrees = self._told(tree, each.tip, first)
+        for token, chance, (evidence, source) in zip(tokens, chances, ranks, strict=True):
+            if chance > 0 or token == first:
+                said, right = self.acceptance.calibrated(source, chance, agrees)
+                tree.add(each.tip, token, right, *evidence, said)
+        node = tree.at[each.tip, first]
+        each.own.update(range(there, len(tree)))
         each.chain.append(first)
         ended = first in self.context.eos_token_ids or len(each.chain) >= each.room
         each.tip = None if ended else node
         if not ended:
             self.ask_behind(each, node)
 
-    def _grow_product(self, each: Growth, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]) -> None:
+    def _grow_product(
+        self,
+        each: Growth,
+        tokens: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]],
+        kinds: Sequence[Sequence[Kind]],
+    ) -> None:
         """Of places whose candidates [γ, k] are the same behind anything, with chances [γ, k], the likeliest paths."""
         if each.tip is None:
             return
-        likely = [[self._calibrated(i, rank, p) for rank, p in enumerate(place)] for i, place in enumerate(chances)]
+        said = [
+            [self.acceptance.calibrated(source, p) for p, (_, source) in zip(place, ranks, strict=True)]
+            for place, ranks in zip(chances, kinds, strict=False)
+        ]
+        likely = [
+            [right * (p > 0) for p, (_, right) in zip(place, judged, strict=True)]
+            for place, judged in zip(chances, said, strict=True)
+        ]
         found: list[int] = []
-        ends = self.context.eos_token_ids
+        ends, there = self.context.eos_token_ids, len(each.tree)
         for _, (above, i, rank) in likeliest_nodes(
             likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends
         ):
-            parent = found[above] if above >= 0 else -1
-            found.append(self._add(each, parent, tokens[i][rank], i, rank, chances[i][rank]))
+            parent, (estimate, right) = found[above] if above >= 0 else -1, said[i][rank]
+            found.append(each.tree.add(parent, tokens[i][rank], right, *kinds[i][rank][0], estimate))
+        each.own.update(range(there, len(each.tree)))
         for node in found[:CONTINUED]:
             if each.tree.tokens[node] not in ends:
                 self.ask_behind(each, node)
-
-    def _add(
-        self, each: Growth, parent: int, token: int, place: int, rank: int, chance: float, agrees: bool | None = None
-    ) -> int:
-        """A candidate of the model's, to which it gives such a chance."""
-        assert self.steps is not None
-        said = self.steps.said(place, rank, chance)._replace(agrees=agrees)
-        evidence = dict.fromkeys([Evidence.of(DRAFTED, rank), self.steps.evidence(place, rank), said])
-        there = len(each.tree)
-        node = each.tree.add(parent, token, self.acceptance.calibrated(said), *evidence)
-        if node == there:
-            each.own.add(node)
-        return node
-
-    def _calibrated(self, place: int, rank: int, chance: float) -> float:
-        assert self.steps is not None
-        return self.acceptance.calibrated(self.steps.said(place, rank, chance)) if chance else 0.0
 
     def _told(self, tree: Tree, tip: int, token: int) -> bool | None:
         """Whether others say the same here; None where they say nothing. From now on they are judged by whether the
@@ -246,8 +256,9 @@ class TreeSession(DraftSession):
 
     def ask_behind(self, each: Growth, node: int) -> None:
         """What sources propose behind a node of a row's tree."""
-        for source in self.sources:
-            source.join_behind(each.tree, node, each.row, each.room)
+        path = each.tree.text(node)
+        for source in self.sources if len(path) < each.room else ():
+            source.join_behind(each.tree, node, path, each.row, each.room - len(path))
 
     # ------------------------------------------------------------------ nodes that nobody has seen
 
@@ -257,7 +268,7 @@ class TreeSession(DraftSession):
         model, tokens = self.steps, steps.tokens
         made, k = tokens.shape[1:]
         chances = [
-            [self.acceptance.chance(model.evidence(place, rank), model.guess(place, rank)) for rank in range(k)]
+            [self.acceptance.chance(model.evidence(place, rank)[-1], model.guess(place, rank)) for rank in range(k)]
             for place in range(made)
         ]
         likeliest = likeliest_nodes(chances, MOST_NODES, lambda node: model.independent or node.rank == 0)
@@ -285,7 +296,7 @@ class TreeSession(DraftSession):
             if looked is not None and path and path[-1] not in looked[b]:
                 accepted.pop()
             for node, right in tested_behind(self.unseen[:length], accepted):
-                for evidence in {self.steps.evidence(node.place, node.rank), Evidence.of(DRAFTED, node.rank)}:
+                for evidence in self.steps.evidence(node.place, node.rank):
                     self.acceptance.observe(evidence, right)
 
     # ------------------------------------------------------------------ what is offered

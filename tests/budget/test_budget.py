@@ -71,7 +71,7 @@ def test_calibrated_chances_rise_with_the_estimate(seen: str) -> None:
             right = rng.random() < share.get(seen, lambda x: 0.3)(estimate)
             acceptance.observe(KIND.at(estimate), right)
             acceptance.observe(Evidence.of("another").at(estimate), not right)
-    chances = [acceptance.calibrated(KIND._replace(band=i)) for i in range(len(CENTRES))]
+    chances = [acceptance.calibrated(KIND, centre)[1] for centre in CENTRES]
     assert chances == sorted(chances) and all(0 <= chance <= 1 for chance in chances)
     if seen == "nothing":
         assert chances == pytest.approx(CENTRES)
@@ -300,7 +300,7 @@ def test_who_speaks_alone_is_judged_by_where_he_spoke_alone() -> None:
     def drafted(speakers: Sequence[Evidence]) -> Tree:
         tree = Tree()
         for evidence in speakers:
-            acceptance.add(tree, -1, 7, evidence, 0.5)
+            acceptance.add(tree, -1, 7, evidence, acceptance.chance(evidence, 0.5))
         return tree
 
     for _ in range(3000):

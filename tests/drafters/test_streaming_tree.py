@@ -105,7 +105,7 @@ def chances(session: Any) -> list[list[float]]:
     steps = session.steps
 
     def chance(place: int, rank: int) -> float:
-        return session.acceptance.chance(steps.evidence(place, rank), steps.guess(place, rank))
+        return session.acceptance.chance(steps.evidence(place, rank)[-1], steps.guess(place, rank))
 
     return [[chance(place, rank) for rank in range(steps.candidates)] for place in range(steps.streams.gamma)]
 

@@ -95,8 +95,7 @@ class LikelyNGrams(Source):
             if len(path) == room:
                 continue
             for rank, (token, said) in enumerate(self.model.likeliest(text + path, self.successors)):
-                evidence = Evidence.of(self.name, min(rank, 1)).at(said)
-                right = self.acceptance.calibrated(evidence)
+                evidence, right = self.acceptance.calibrated(Evidence.of(self.name, min(rank, 1)), said)
                 child = tree.add(node, token, right, evidence)
                 if here * right <= -LEAST and token not in self.context.eos_token_ids:
                     heappush(places, (here * right, child))

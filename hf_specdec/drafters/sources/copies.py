@@ -47,14 +47,11 @@ class Copies(Source):
             for i, copied in enumerate(copies):
                 add_copy(tree, copied, match, self.config.max_match, self.acceptance, i)
 
-    def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
+    def join_behind(self, tree: Tree, node: int, path: Sequence[int], row: int, room: int) -> None:
         """Add what followed earlier where the text stood as it does behind this node of a row's tree."""
         if self.context.forbids is not None:  # it would have to be asked about every place anew
             return
-        path = tree.text(node)
-        if len(path) >= room:
-            return
-        match, copies = self._copies(self.indexes[row], room - len(path), 1, path)
+        match, copies = self._copies(self.indexes[row], room, 1, path)
         if match > 1 and copies:
             copied = cut_at_end(copies[0], self.context)
             add_copy(tree, copied, match, self.config.max_match, self.acceptance, behind=node)
@@ -106,11 +103,10 @@ def add_copy(
     A copied token that was right makes the match longer: the next one is judged by the longer match.
     """
     node = behind
-    for i, token in enumerate(copied):
-        met = match + i
+    for met, token in enumerate(copied, start=match):
         length = met if met < max_match else max_match + bisect(LONGER, met)
         evidence = Evidence.of(source, min(branch, 1), length)
-        node = acceptance.add(tree, node, token, evidence, guess(met, branch))
+        node = acceptance.add(tree, node, token, evidence, acceptance.chance(evidence, guess(met, branch)))
 
 
 def guess(match: int, branch: int = 0) -> float:

@@ -28,6 +28,8 @@ class Recycled(Source):
             count: successors that are remembered of a token.
         """
         self.context, self.acceptance, self.likeliest = context, acceptance, count
+        self.ranks: list[tuple[Evidence, float]] = []
+        """what speaks for the successor of each rank, and its chance in this round"""
         self.known: dict[int, dict[int, list[int]]] = {}
         """[row][token] its successors, the likeliest first"""
 
@@ -45,26 +47,26 @@ class Recycled(Source):
     def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
         """Add to each row's tree what may come behind its accepted tokens, at most `room` deep."""
         self.known = sequences.here(self.known)
+        kinds = [Evidence.of(self.name, rank) for rank in range(self.likeliest)]
+        self.ranks = [(kind, self.acceptance.chance(kind, FIRST / (1 + rank))) for rank, kind in enumerate(kinds)]
         ends = zip(sequences.rows, sequences.tokens, room, strict=True)
         found = [[[token] for token in self._behind(row, tokens[-1])] if most else [] for row, tokens, most in ends]
         allowed = cut(found, sequences, self.context)
         for tree, row, most, successors in zip(trees, sequences.rows, room, allowed, strict=True):
             self._grow(tree, -1, [token for (token,) in successors], row, most)
 
-    def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
-        """Add what may come behind a node of a row's tree, within `room` of the root."""
+    def join_behind(self, tree: Tree, node: int, path: Sequence[int], row: int, room: int) -> None:
+        """Add what may come behind a node of a row's tree."""
         if self.context.forbids is None:  # it would have to be asked about every place anew
-            self._grow(tree, node, self._behind(row, tree.tokens[node]), row, room - len(tree.text(node)))
+            self._grow(tree, node, self._behind(row, path[-1]), row, room)
 
     def _behind(self, row: int, token: int) -> Sequence[int]:
         return () if token in self.context.eos_token_ids else self.known.get(row, {}).get(token, ())
 
     def _grow(self, tree: Tree, node: int, successors: Sequence[int], row: int, room: int, chance: float = 1.0) -> None:
         """What may follow a node, what may follow that, and so on, as long as there is a chance to get there."""
-        if room < 1:
-            return
-        for rank, token in enumerate(successors):
-            child = self.acceptance.add(tree, node, token, Evidence.of(self.name, rank), FIRST / (1 + rank))
-            right = tree.chances[child]
-            if chance * right >= LEAST and self.context.forbids is None:
-                self._grow(tree, child, self._behind(row, token), row, room - 1, chance * right)
+        for token, (evidence, right) in zip(successors, self.ranks, strict=False):
+            child = self.acceptance.add(tree, node, token, evidence, right)
+            here = chance * tree.chances[child]
+            if here >= LEAST and room > 1 and self.context.forbids is None:
+                self._grow(tree, child, self._behind(row, token), row, room - 1, here)

@@ -23,8 +23,8 @@ class Source:
         """Add to each row's tree what may follow its accepted tokens, at most `room` deep."""
         raise NotImplementedError
 
-    def join_behind(self, tree: Tree, node: int, row: int, room: int) -> None:
-        """Add what may follow a node of a row's tree; no node gets deeper than `room`."""
+    def join_behind(self, tree: Tree, node: int, path: Sequence[int], row: int, room: int) -> None:
+        """Add what may follow a node of a row's tree, whose tokens down to it are `path`, at most `room` deeper."""
 
     def observe(self, verdict: Verdict) -> None:
         """A round is over: rows have grown, and some have ended."""

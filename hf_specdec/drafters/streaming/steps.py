@@ -167,11 +167,11 @@ class StreamSteps(Steps):
 
     # ------------------------------------------------------------------ what its candidates are counted under
 
-    def said(self, place: int, rank: int, chance: float) -> Evidence:
-        return Evidence.of(f"stream {place}").at(chance)
+    def said(self, place: int, rank: int) -> Evidence:
+        return Evidence.of(f"stream {place}")
 
-    def evidence(self, place: int, rank: int) -> Evidence:
-        return Evidence.of(f"stream {place}", rank)
+    def evidence(self, place: int, rank: int) -> Sequence[Evidence]:
+        return [*super().evidence(place, rank), Evidence.of(f"stream {place}", rank)]
 
     def guess(self, place: int, rank: int) -> float:
         """As training has measured it."""
