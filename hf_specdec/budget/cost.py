@@ -1,6 +1,7 @@
 """`Cost` and `DraftCost`: what a round of the target and the steps of a draft model take, by the clock of the rounds
 that happen."""
 
+from bisect import bisect, bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import median_low
@@ -68,11 +69,12 @@ class Cost:
 
     def padded(self, width: int) -> int:
         """The width of a forward that is fed so many tokens per row."""
-        return next((each for each in self.widths if each >= width), width)
+        return next(iter(self.widths[bisect_left(self.widths, width) :]), width)
 
     def within(self, count: int) -> int:
         """Nodes of the widest forward that is no wider than one of so many, or of the narrowest."""
-        return max((each for each in self.widths if each <= 1 + count), default=self.padded(1 + count)) - 1
+        fits = self.widths[: bisect(self.widths, 1 + count)]
+        return (fits[-1] if fits else self.padded(1 + count)) - 1
 
     def filled(self, count: int) -> int:
         """Nodes of the same forward, if there are so many at least."""

@@ -39,7 +39,7 @@ class Advance:
         rows = len(gained)
         if not self.length or rows <= 1:
             return sum(gained)
-        g = max(1.0, rows / sum(1 / each for each in gained))
+        g = max(1.0, rows / sum([1 / each for each in gained]))
         return rows * max(1.0, g - _behind(rows) * sqrt((g - 1) * g / self.length))
 
 
@@ -125,15 +125,12 @@ def steps_that_pay(
         advance: as in `most_per_second`.
         enough: no more are counted; 1 where it is asked whether to make another at all.
     """
-    seconds = cache(seconds)  # of the same widths for every count of steps
     there, speed = most_per_second(rows, seconds, spent := drafting(0), advance)
     best, before, speed = 0, 0.0, speed if there or spent else WORTH_IT * speed
     for more in FORESIGHT:
+        ahead = [alphas[0] ** i * each for i in range(more) for each in alphas]
         foreseen = [
-            sorted(
-                [*row, *(chance * alphas[0] ** i * each for i in range(more if chance else 0) for each in alphas)],
-                reverse=True,
-            )
+            sorted([*row, *[chance * each for each in ahead if chance]], reverse=True)
             for row, chance in zip(rows, onward, strict=True)
         ]
         count, found = most_per_second(foreseen, seconds, drafting(more), advance)

@@ -1,6 +1,6 @@
 """`Tree`: what several sources draft for one row, each token once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 
 from .evidence import Evidence
@@ -101,18 +101,10 @@ class Tree:
         place = {-1: -1} | {node: i for i, node in enumerate(nodes)}
         return [self.tokens[node] for node in nodes], [place[self.parents[node]] for node in nodes]
 
-    def tested(self, text: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    def tested(self, text: Sequence[int]) -> list[tuple[int, bool]]:
         """The nodes that a text has tested, those that hang on it, and whether each was right."""
-        here = -1
-        for token in text:
-            found = None
-            for node in self.children(here):
-                right = self.tokens[node] == token
-                found = node if right else found
-                yield node, right
-            if found is None:
-                return
-            here = found
+        above = [-1, *(right := self.along(text))][: len(text)]
+        return [(node, node in right) for each in above for node in self.children(each)]
 
 
 def are_chains(rows: Sequence[Sequence[int]]) -> bool:

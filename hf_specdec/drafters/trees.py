@@ -74,6 +74,8 @@ class TreeSession(DraftSession):
         """
         super().__init__(context)
         self.acceptance, self.sources, self.steps, self.control = acceptance, sources, steps, control
+        self.fixed = None if control is None else control.fixed
+        """steps of each round, where the user has set them"""
         self.seen, self.most = seen, most
         self.weighs = context.rows < MANY or context.most_rows > 0 or self.fixed is not None or not seen
         self.features, self.slots_per_token = ((), 1) if steps is None else (steps.features, steps.slots_per_token)
@@ -86,11 +88,6 @@ class TreeSession(DraftSession):
         """[B] of this round"""
         self.unseen: list[Node] = []
         """of every row, where they were chosen before anybody had seen what they say"""
-
-    @property
-    def fixed(self) -> int | None:
-        """Steps of each round, where the user has set them."""
-        return None if self.control is None else self.control.fixed
 
     @property
     def trees(self) -> list[Tree]:
@@ -179,10 +176,12 @@ class TreeSession(DraftSession):
         assert steps.chances is not None
         # Ids below 2^24 are exact.
         named, likely = to_host(torch.stack([steps.tokens.float(), steps.chances.float().to(steps.tokens.device)]))
-        kinds = self._kinds(*steps.tokens.shape[1:])
+        whole = self.steps is not None and self.steps.independent
+        made, count = steps.tokens.shape[1:]
+        kinds = self._kinds(made if whole else 1, count)
         for each, said, told in zip(self.grown, named, likely, strict=True):
             places = [list(map(int, row)) for row in said[: each.room]]
-            if self.steps is not None and self.steps.independent:
+            if whole:
                 self._grow_product(each, places, told[: each.room], kinds)
                 continue
             for tokens, chances in zip(places, told, strict=False):
@@ -306,14 +305,10 @@ class TreeSession(DraftSession):
         steps was asked for, their chain comes first."""
         tree = each.tree
         likeliest = (tree.ranked() if self.context.trees else tree.chain())[: self.most]
-        if not (chain := self._asked_for(each)):
+        if self.fixed is None or not (chain := tree.along(each.chain)):
             return likeliest
         survival, beside = tree.survival(), likeliest if self.context.trees else []
         return [(node, survival[node]) for node in chain] + [found for found in beside if found[0] not in chain]
-
-    def _asked_for(self, each: Growth) -> list[int]:
-        """The nodes of a row that are verified whether they pay or not."""
-        return [] if self.fixed is None else each.tree.along(each.chain)
 
     def draft(self) -> Draft:
         """The trees' nodes as point masses with their chances, of which the engine verifies those that pay."""
@@ -321,7 +316,7 @@ class TreeSession(DraftSession):
         for each, found in zip(self.grown, ranked, strict=True):
             each.offered = [node for node, _ in found]
         draft = Draft.from_trees([each.tree.cut(each.offered) for each in self.grown])
-        asked_for = [len(self._asked_for(each)) for each in self.grown]
+        asked_for = [0 if self.fixed is None else len(each.tree.along(each.chain)) for each in self.grown]
         if self.fixed is None or any(asked_for) or not any(each.own for each in self.grown):
             draft.survival, draft.least = [[chance for _, chance in found] for found in ranked], asked_for
         if self.several:
@@ -370,6 +365,6 @@ def _onward(each: Growth) -> float:
     if each.tip is None:
         return 0.0
     tree, tip = each.tree, each.tip
-    told = sum(tree.chances[node] for node in tree.children(tip))
+    told = sum(map(tree.chances.__getitem__, tree.children(tip)))
     here = tree.survival()[tip] if tip >= 0 else 1.0
     return here * max(0.0, 1 - told)
