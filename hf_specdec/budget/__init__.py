@@ -9,7 +9,7 @@ from .decision import LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nod
 from .evidence import Evidence, Proposer
 from .learned import Learned
 from .overlap import Overlap
-from .tree import Tree, are_chains
+from .tree import Candidate, Tree, are_chains
 
 __all__ = [
     "DRAFTED",
@@ -22,6 +22,7 @@ __all__ = [
     "Acceptance",
     "Account",
     "Advance",
+    "Candidate",
     "Controller",
     "Cost",
     "CostView",

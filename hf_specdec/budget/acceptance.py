@@ -1,11 +1,11 @@
 """`Acceptance`: how often drafted tokens turn out right, by the evidence for them."""
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from .evidence import EDGES, Evidence, Proposer
-from .tree import Tree
+from .tree import Candidate, Tree
 
 PRIOR = 4.0
 """tests that a guess counts as: a first surprise is not yet a rule"""
@@ -52,26 +52,26 @@ class Acceptance:
         if evidence.band is not None:
             self._bands.pop((evidence.sources, evidence.agrees), None)
 
-    def add(self, tree: Tree, parent: int, token: int, evidence: Evidence, chance: float) -> int:
-        """The node of a token that a source proposes. Where others propose it already, both together are its evidence:
-        a source that speaks alone is judged by where it spoke alone.
+    def add(self, tree: Tree, parent: int, candidates: Iterable[Candidate]) -> None:
+        """Add tokens beside each other that a source proposes. Where others propose one already, both together are its
+        evidence: a source that speaks alone is judged by where it spoke alone.
 
         Args:
-            evidence: of one source without an estimate.
-            chance: of tokens with this evidence.
+            candidates: each with the evidence of this source, without an estimate, and the chance of such tokens.
         """
-        node = tree.at.get((parent, token))
-        if node is None or len(tree.evidence[node]) != 1 or tree.evidence[node][0].band is not None:
-            return tree.add(parent, token, chance, evidence)  # which is new, or counted otherwise
-        (known,), (source,) = tree.evidence[node], evidence.sources
-        names = [other.name for other in known.sources]
-        if names == [source.name]:
-            return tree.add(parent, token, chance, evidence)
-        if source.name not in names:
-            together = known._replace(sources=(*known.sources, source))
-            best = max(chance, tree.chances[node])
-            tree.evidence[node], tree.chances[node] = (together,), self.chance(together, best)
-        return node
+        alone: list[Candidate] = []
+        for candidate in candidates:
+            token, chance, (evidence,) = candidate
+            node, (source,) = tree.at.get((parent, token)), evidence.sources
+            known = None if node is None else _joint(tree.evidence[node])
+            names = [] if known is None else [other.name for other in known.sources]
+            if node is None or known is None or names == [source.name]:
+                alone.append(candidate)
+            elif source.name not in names:
+                together = known._replace(sources=(*known.sources, source))
+                best = max(chance, tree.chances[node])
+                tree.evidence[node], tree.chances[node] = (together,), self.chance(together, best)
+        tree.add_all(parent, alone)
 
     def observe_trees(self, trees: Sequence[Tree], texts: Sequence[Sequence[int]]) -> None:
         """What became of the nodes of each row's tree that its text has tested, verified or not."""
@@ -93,3 +93,8 @@ class Acceptance:
             pools.append((right, tested, bands))
         chances = [right / tested for right, tested, bands in pools for _ in range(bands)]
         return list(zip(kinds, chances, strict=True))
+
+
+def _joint(evidence: Sequence[Evidence]) -> Evidence | None:
+    """The one evidence that all of a node's sources share; None where they are counted otherwise."""
+    return evidence[0] if len(evidence) == 1 and evidence[0].band is None else None

@@ -1,9 +1,12 @@
 """`Tree`: what several sources draft for one row, each token once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from .evidence import Evidence
+
+Candidate = tuple[int, float, tuple[Evidence, ...]]
+"""A token, its chance to be right where its parent was, and what its fate is counted under."""
 
 
 class Tree:
@@ -26,17 +29,25 @@ class Tree:
     def add(self, parent: int, token: int, chance: float, *evidence: Evidence) -> int:
         """The node of a token behind `parent`: a new one, or the one that is there, which is as likely as the better
         of those who say so."""
-        node = self.at.setdefault((parent, token), len(self.tokens))
-        if node < len(self.tokens):
-            self.chances[node] = max(self.chances[node], chance)
-            self.evidence[node] = tuple(dict.fromkeys(self.evidence[node] + evidence))
-            return node
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.chances.append(chance)
-        self.evidence.append(evidence)
-        self._below.setdefault(parent, []).append(node)
-        return node
+        self.add_all(parent, [(token, chance, evidence)])
+        return self.at[parent, token]
+
+    def add_all(self, parent: int, candidates: Iterable[Candidate]) -> list[int]:
+        """As `add`, tokens beside each other; those of their nodes that are new."""
+        first = len(self.tokens)
+        for token, chance, evidence in candidates:
+            node = self.at.setdefault((parent, token), len(self.tokens))
+            if node < len(self.tokens):
+                self.chances[node] = max(self.chances[node], chance)
+                self.evidence[node] = tuple(dict.fromkeys(self.evidence[node] + evidence))
+                continue
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.chances.append(chance)
+            self.evidence.append(evidence)
+        new = list(range(first, len(self.tokens)))
+        self._below.setdefault(parent, []).extend(new)
+        return new
 
     def merge(self, other: "Tree") -> None:
         """Add all that another tree says."""

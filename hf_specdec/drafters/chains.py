@@ -96,10 +96,10 @@ class ChainSession(TreeSession):
         """A row's draws as a tree, with what followed earlier behind each of them, and what could be copied without."""
         assert isinstance(self.rule, Planned)
         copied, each.tree, node = each.tree, Tree(), -1
-        for token in chain:
+        for i, token in enumerate(chain):
             node = each.tree.add(node, token, self.rule.control.alpha())
             if token not in self.context.eos_token_ids:
-                self.ask_behind(each, node)
+                self.ask_behind(each, node, chain[: i + 1])
         each.tree.merge(copied)
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..budget import MOST_NODES, Acceptance, Controller, Drafted, Evidence, Tree
+from ..budget import MOST_NODES, Acceptance, Candidate, Controller, Drafted, Evidence, Tree
 from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ..session import DraftSession
 from ..transfer import to_device, to_host
@@ -197,19 +197,19 @@ class TreeSession(DraftSession):
         """Add candidates [k] behind a row's tip; the first one is the tip from now on, if the row drafts on."""
         if each.tip is None:
             return
-        tree, first, there = each.tree, tokens[0], len(each.tree)
+        tree, first, candidates = each.tree, tokens[0], list[Candidate]()
         agrees = self._told(tree, each.tip, first)
         for token, chance, (evidence, source) in zip(tokens, chances, ranks, strict=True):
             if chance > 0 or token == first:
                 said, right = self.acceptance.calibrated(source, chance, agrees)
-                tree.add(each.tip, token, right, *evidence, said)
-        node = tree.at[each.tip, first]
-        each.own.update(range(there, len(tree)))
+                candidates.append((token, right, (*evidence, said)))
+        each.own.update(tree.add_all(each.tip, candidates))
         each.chain.append(first)
+        node = tree.at[each.tip, first]
         ended = first in self.context.eos_token_ids or len(each.chain) >= each.room
         each.tip = None if ended else node
         if not ended:
-            self.ask_behind(each, node)
+            self.ask_behind(each, node, each.chain)
 
     def _grow_product(
         self,
@@ -230,16 +230,17 @@ class TreeSession(DraftSession):
             for place, judged in zip(chances, said, strict=True)
         ]
         found: list[int] = []
-        ends, there = self.context.eos_token_ids, len(each.tree)
+        ends = self.context.eos_token_ids
         for _, (above, i, rank) in likeliest_nodes(
             likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends
         ):
             parent, (estimate, right) = found[above] if above >= 0 else -1, said[i][rank]
-            found.append(each.tree.add(parent, tokens[i][rank], right, *kinds[i][rank][0], estimate))
-        each.own.update(range(there, len(each.tree)))
+            candidate = tokens[i][rank], right, (*kinds[i][rank][0], estimate)
+            each.own.update(each.tree.add_all(parent, [candidate]))
+            found.append(each.tree.at[parent, tokens[i][rank]])
         for node in found[:CONTINUED]:
             if each.tree.tokens[node] not in ends:
-                self.ask_behind(each, node)
+                self.ask_behind(each, node, each.tree.text(node))
 
     def _told(self, tree: Tree, tip: int, token: int) -> bool | None:
         """Whether others say the same here; None where they say nothing. From now on they are judged by whether the
@@ -253,9 +254,8 @@ class TreeSession(DraftSession):
             tree.chances[node] = self.acceptance.chance(evidence, 1 - 0.3 * (1 - base) if agrees else 0.5 * base)
         return others
 
-    def ask_behind(self, each: Growth, node: int) -> None:
-        """What sources propose behind a node of a row's tree."""
-        path = each.tree.text(node)
+    def ask_behind(self, each: Growth, node: int, path: Sequence[int]) -> None:
+        """What sources propose behind a node of a row's tree, whose tokens down to it are `path`."""
         for source in self.sources if len(path) < each.room else ():
             source.join_behind(each.tree, node, path, each.row, each.room - len(path))
 

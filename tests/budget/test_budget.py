@@ -300,7 +300,7 @@ def test_who_speaks_alone_is_judged_by_where_he_spoke_alone() -> None:
     def drafted(speakers: Sequence[Evidence]) -> Tree:
         tree = Tree()
         for evidence in speakers:
-            acceptance.add(tree, -1, 7, evidence, acceptance.chance(evidence, 0.5))
+            acceptance.add(tree, -1, [(7, acceptance.chance(evidence, 0.5), (evidence,))])
         return tree
 
     for _ in range(3000):
@@ -317,18 +317,18 @@ def test_however_often_sources_speak_evidence_has_few_values() -> None:
     copied = Evidence.of("copied", match=3)
     spoken = [copied, Evidence.of("recycled"), Evidence.of("remembered", match=2)]
     for evidence in spoken * 3 + [Evidence.of("copied", 1, 1)]:
-        acceptance.add(tree, -1, 7, evidence, 0.5)
+        acceptance.add(tree, -1, [(7, 0.5, (evidence,))])
     assert tree.evidence == [(Evidence(tuple(source for each in spoken for source in each.sources)),)]
     tree.add(-1, 8, 0.5, band)
-    acceptance.add(tree, -1, 8, copied, 0.5)
+    acceptance.add(tree, -1, [(8, 0.5, (copied,))])
     assert tree.evidence[1] == (band, copied), "estimates are calibrated as they are"
 
 
 def test_a_source_that_says_a_token_twice_is_counted_once() -> None:
     acceptance, tree = Acceptance(), Tree()
     first, second = Evidence.of("copied", match=3), Evidence.of("copied", 1, 1)
-    acceptance.add(tree, -1, 7, first, 0.6)
-    acceptance.add(tree, -1, 7, second, 0.3)
+    acceptance.add(tree, -1, [(7, 0.6, (first,))])
+    acceptance.add(tree, -1, [(7, 0.3, (second,))])
     assert tree.chances == [0.6] and tree.evidence == [(first, second)]
 
 

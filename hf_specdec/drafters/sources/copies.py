@@ -106,7 +106,8 @@ def add_copy(
     for met, token in enumerate(copied, start=match):
         length = met if met < max_match else max_match + bisect(LONGER, met)
         evidence = Evidence.of(source, min(branch, 1), length)
-        node = acceptance.add(tree, node, token, evidence, acceptance.chance(evidence, guess(met, branch)))
+        acceptance.add(tree, node, [(token, acceptance.chance(evidence, guess(met, branch)), (evidence,))])
+        node = tree.at[node, token]
 
 
 def guess(match: int, branch: int = 0) -> float:

@@ -28,8 +28,8 @@ class Recycled(Source):
             count: successors that are remembered of a token.
         """
         self.context, self.acceptance, self.likeliest = context, acceptance, count
-        self.ranks: list[tuple[Evidence, float]] = []
-        """what speaks for the successor of each rank, and its chance in this round"""
+        self.ranks: tuple[list[float], list[tuple[Evidence, ...]]] = [], []
+        """the chances of the successors of each rank in this round, and what speaks for them"""
         self.known: dict[int, dict[int, list[int]]] = {}
         """[row][token] its successors, the likeliest first"""
 
@@ -48,7 +48,8 @@ class Recycled(Source):
         """Add to each row's tree what may come behind its accepted tokens, at most `room` deep."""
         self.known = sequences.here(self.known)
         kinds = [Evidence.of(self.name, rank) for rank in range(self.likeliest)]
-        self.ranks = [(kind, self.acceptance.chance(kind, FIRST / (1 + rank))) for rank, kind in enumerate(kinds)]
+        chances = [self.acceptance.chance(kind, FIRST / (1 + rank)) for rank, kind in enumerate(kinds)]
+        self.ranks = chances, [(kind,) for kind in kinds]
         ends = zip(sequences.rows, sequences.tokens, room, strict=True)
         found = [[[token] for token in self._behind(row, tokens[-1])] if most else [] for row, tokens, most in ends]
         allowed = cut(found, sequences, self.context)
@@ -63,10 +64,15 @@ class Recycled(Source):
     def _behind(self, row: int, token: int) -> Sequence[int]:
         return () if token in self.context.eos_token_ids else self.known.get(row, {}).get(token, ())
 
-    def _grow(self, tree: Tree, node: int, successors: Sequence[int], row: int, room: int, chance: float = 1.0) -> None:
+    def _grow(self, tree: Tree, node: int, successors: Sequence[int], row: int, room: int) -> None:
         """What may follow a node, what may follow that, and so on, as long as there is a chance to get there."""
-        for token, (evidence, right) in zip(successors, self.ranks, strict=False):
-            child = self.acceptance.add(tree, node, token, evidence, right)
-            here = chance * tree.chances[child]
-            if here >= LEAST and room > 1 and self.context.forbids is None:
-                self._grow(tree, child, self._behind(row, token), row, room - 1, here)
+        known = self.known.get(row, {}) if self.context.forbids is None else {}
+        places = [(node, successors, room, 1.0)]
+        for node, successors, room, here in places:  # which become more meanwhile
+            ranked = list(zip(successors, *self.ranks, strict=False))
+            self.acceptance.add(tree, node, ranked)
+            for token, *_ in ranked if room > 1 else ():
+                child = tree.at[node, token]
+                chance = here * tree.chances[child]
+                if chance >= LEAST and token in known and token not in self.context.eos_token_ids:
+                    places.append((child, known[token], room - 1, chance))
