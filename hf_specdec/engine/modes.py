@@ -9,6 +9,7 @@ from ..errors import warn
 from ..target.cache import is_adoptable
 from ..target.capturable import hindered, wants_captured, why_not_captured
 from ..target.captured import CapturedRunner
+from ..target.compiled import compiles
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
 from ..target.lockstep import LockstepRunner
 from ..target.probe import Support
@@ -19,6 +20,10 @@ from .call import Call, PlainDecodingNeeded
 from .guard import GuardedDrafter
 from .outputs import StepOutputs
 
+NOT_COMPILED = (
+    "is compiled, and drafts are verified by its uncompiled forward: in this call it would be compiled for each width. "
+    "The text is not affected"
+)
 UNRECORDABLE = "the drafter changes them in a way that cannot be recorded"
 
 
@@ -50,6 +55,8 @@ def choose_mode(call: Call, drafter: GuardedDrafter) -> Mode:
     mode = _mode(call, drafter)
     if call.notice:
         warn(call.notice)
+    if compiles(call.target) and mode.runner is not CapturedRunner:
+        warn(f"{type(call.target).__name__} {NOT_COMPILED}")
     return mode
 
 
@@ -107,6 +114,8 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
         why = why_eager(call, can, takes_ragged, bool(states), drafter.recordable)
         if bitwise and own_runner:
             why = why or "what the drafter adds to them changes their shape"
+        if bitwise and compiles(call.target):
+            why = why or f"{name} is compiled, for each shape in another way"
         if not why:  # a tree's tokens lie, and are summed, in another order than a text's
             return Mode(ragged, trees and not bitwise, CapturedRunner)
         note = f"forwards are not captured: {why}"

@@ -7,8 +7,8 @@ import torch
 from transformers import GenerationConfig
 
 from ..engine.call import Call
+from ..target.compiled import compiles
 from ..target.inputs import CACHE, cached_columns
-from ..target.stock import is_compiled
 from ..verify.rules import Rules
 
 
@@ -76,15 +76,10 @@ def _pad_id(config: GenerationConfig) -> int:
 
 
 def _of_compiling(model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]) -> str:
-    """What a user should know who expects a compiled forward; empty where nobody does."""
-    if is_compiled(model.forward) or model._compiled_call_impl is not None:
-        return (
-            f"{type(model).__name__} is compiled, and a drafter calls it with many shapes: torch compiles for "
-            "each of them and gives up after some, which is slow. The text is not affected; do not compile the "
-            "model when you use a drafter"
-        )
+    """What a user should know for whom transformers would compile the forward; empty where it would not, or the user
+    has."""
     would_be = getattr(model, "_valid_auto_compile_criteria", None)
-    if would_be is not None and would_be(model_kwargs, config):
+    if would_be is not None and not compiles(model) and would_be(model_kwargs, config):
         return (
             "plain decoding would be compiled, and calls with a drafter are not. The text is not affected; compare "
             "both speeds"

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 from ..errors import shown
 from .captured import CapturedRunner
 from .captured_cache import CapturedCache
+from .compiled import compiles, uncompiled
 from .devices import input_device
 from .fingerprint import hooks, replaced
 from .inputs import CACHE, as_when_decoding, ropes
@@ -30,11 +31,13 @@ _refused: Remembered[str] = Remembered()
 
 
 def wants_captured(forwards: str, model: "PreTrainedModel") -> bool:
-    """Whether forwards are to be captured if they can be."""
+    """Whether forwards are to be captured if they can be. Those that are compiled are, on any device: for each shape
+    torch compiles anew."""
     if forwards != "auto":
         return forwards in ("captured", "bitwise")
     # In float16 a rejected token can overflow, and what it leaves in static buffers is NaN even where it is masked.
-    return model.dtype != torch.float16 and input_device(model).type in BY_ITSELF
+    by_itself = compiles(model) or input_device(model).type in BY_ITSELF
+    return by_itself and model.dtype != torch.float16
 
 
 def is_captured(model: "PreTrainedModel", forwards: str) -> bool:
@@ -46,7 +49,7 @@ def why_not_captured(model: "PreTrainedModel") -> str:
     """What keeps this model's forwards from being captured, in words that go on from its name; empty if nothing."""
     if torch.is_autocast_enabled(input_device(model).type):
         return "runs under autocast"
-    return _refused.of(model, lambda: hindered(model) or _fails(model))
+    return _refused.of(model, lambda: hindered(model) or _fails(uncompiled(model)))
 
 
 def hindered(model: "PreTrainedModel") -> str:
@@ -59,8 +62,8 @@ def hindered(model: "PreTrainedModel") -> str:
         return "lies on several devices, or is offloaded"
     if any(hooks(module) or hasattr(module, "_hf_hook") for module in model.modules()):
         return "has hooks, which a replay would not call"
-    if replaced(model) is not None or model._compiled_call_impl is not None:
-        return "has a forward that was replaced or compiled"
+    if replaced(uncompiled(model)) is not None:
+        return "has a forward that was replaced"
     if any(held.numel() and not held.data_ptr() for held in model.parameters()):
         return "has weights of a kind that does not say where they lie"
     return ""

@@ -12,6 +12,7 @@ from ..protocol import FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
 from .cache import RaggedCache
 from .captured_cache import CapturedCache
+from .compiled import compiles
 from .features import shown
 from .fingerprint import replaced
 from .fused import fused
@@ -57,8 +58,9 @@ class Captured(RaggedRunner):
 
     def computing(self, width: int) -> Any:
         """What is recorded is fused from the first time on, that it rounds alike. Whoever looks on sees wide ones."""
-        recorded = self.is_captured and width <= WIDEST and replaced(self.model) is None
-        return self.fused if recorded else self.model
+        if not self.is_captured or width > WIDEST:
+            return super().computing(width)
+        return self.model if compiles(self.model) or replaced(self.model) is not None else self.fused
 
     @cached_property
     def fused(self) -> Any:
@@ -188,9 +190,9 @@ class Captured(RaggedRunner):
     def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
         """A step, recorded or not, for whoever looks on."""
         watched = vars(self.model).get("forward")
-        if watched is None:
+        if watched is None and not compiles(self.model):
             return self.cache.run(key, step)
-        if getattr(watched, "replayed", None) is None:  # it was put there in mid-call, and must not be missed
+        if getattr(watched, "replayed", None) is None:  # compiled, or put there in mid-call and not to be missed
             return step()
         return watched.replayed(lambda: self.cache.run(key, step), rows, width, max(self.cache.lengths), times)
 
@@ -270,5 +272,5 @@ class CapturedRunner(Captured):
         if needed > self.cache.rows:
             self.cache.move(needed, max(self.cache.lengths))
         super().select(rows)
-        if rows and needed < self.cache.rows and not self.bitwise:
+        if rows and needed < self.cache.rows and not (self.bitwise or compiles(self.model)):
             self.cache.move(needed, max(self.cache.lengths))

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import is_stock
+from .compiled import compiles
 
 NAME = "sdpa"
 SPECIAL = frozenset(("position_bias", "softcap", "s_aux", "cache", "output_attentions"))
@@ -57,6 +58,11 @@ def _alone() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_alone)
+
+
+def attending(model: Any, ends: Sequence[int] = ()) -> AbstractContextManager[None]:
+    """`grouped_attention` for a forward of this model. One that is compiled would be compiled anew in each block."""
+    return nullcontext() if compiles(model) else grouped_attention(ends)
 
 
 @contextmanager

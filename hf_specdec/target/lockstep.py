@@ -11,9 +11,10 @@ from transformers.cache_utils import CacheLayerMixin
 from ..protocol import Feature, Forward
 from ..transfer import to_device
 from .cache import Slots, holding
+from .compiled import uncompiled
 from .encoder_decoder import as_said
 from .features import asking, shown
-from .grouped import grouped_attention
+from .grouped import attending
 from .inputs import CACHE, RAGGED_INPUTS, own_cache, prepares_stock_inputs, takes_ragged_inputs
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class LockstepRunner:
             new_columns: how many of the last columns the cache does not hold yet; None for all.
         """
         self.model, self.ids, self.model_kwargs, self.new_columns = model, ids, model_kwargs, new_columns
+        self.bare = uncompiled(model)
         self.whole = model_kwargs[CACHE]
         self.cache = own_cache(self.whole)
         """of the text alone"""
@@ -63,7 +65,6 @@ class LockstepRunner:
         self.cache.activate_past_recording()
         return answer
 
-    @grouped_attention()
     def forward(
         self, tokens: Tensor, parents: Sequence[Sequence[int]] | None = None, counts: Sequence[int] | None = None
     ) -> Forward:
@@ -71,19 +72,20 @@ class LockstepRunner:
         assert parents is None and counts is None, "trees and uneven rows need the ragged runner"
         width = tokens.shape[1]
         self.length += width
-        extra = asking(self.features)
         if self.is_simple:
             # What the call below comes to, at a fraction of its time (a light draft notices).
-            inputs = self.kwargs | self._next(width) | {CACHE: self.cache}
-            outputs = self.model(input_ids=tokens, **inputs | extra)
+            inputs = self.kwargs | self._next(width) | {"input_ids": tokens, CACHE: self.cache}
         else:
             self.ids = torch.cat([self.ids, tokens], dim=1)
-            prepared = self.model.prepare_inputs_for_generation(
+            inputs = self.model.prepare_inputs_for_generation(
                 self.ids, next_sequence_length=width, **self.kwargs | self._grown() | {CACHE: self.whole}
             )
-            if "logits_to_keep" in prepared:  # some classes ask for one here, whatever they are fed
-                prepared["logits_to_keep"] = 0
-            outputs = self.model(**prepared | extra, return_dict=True)
+            if "logits_to_keep" in inputs:  # some classes ask for one here, whatever they are fed
+                inputs["logits_to_keep"] = 0
+            inputs["return_dict"] = True
+        compute = self.model if width == 1 else self.bare
+        with attending(compute):
+            outputs = compute(**inputs | asking(self.features))
         return answered(outputs, width, self.features)
 
     def _next(self, width: int) -> dict[str, Tensor]:

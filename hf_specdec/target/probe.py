@@ -18,6 +18,7 @@ from ..errors import shown
 from ..protocol import Runner
 from .attention import why_no_masks
 from .cache import is_adoptable
+from .compiled import uncompiled
 from .devices import input_device
 from .encoder_decoder import as_said, crosses, fresh_cache
 from .fingerprint import replaced
@@ -81,7 +82,7 @@ def ability(model: "PreTrainedModel") -> Ability:
 
     def tried() -> Ability:
         with torch.no_grad():
-            return _probe(_narrow(model))
+            return _probe(_narrow(uncompiled(model)))
 
     return _known.of(model, tried)
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..protocol import Feature, Forward
 from .cache import RaggedCache, Slots
+from .compiled import uncompiled
 from .devices import input_device
 from .features import asking
-from .grouped import grouped_attention
+from .grouped import attending
 from .inputs import CACHE, position_limit
 from .lockstep import answered, prefill
 from .masks import allowed_slots, as_bias, attention_windows, tree_shape
@@ -58,7 +59,7 @@ class RaggedRunner:
         """
         self.model, self.model_kwargs, self.prompt, self.new_columns = model, model_kwargs, ids, new_columns
         self.stock = model_kwargs[CACHE]
-        self.windows = attention_windows(model)
+        self.windows, self.bare = attention_windows(model), uncompiled(model)
         self.limit = position_limit(model)
         self.features: Sequence[Feature] = ()
         self.rows = list(range(ids.shape[0]))
@@ -114,8 +115,9 @@ class RaggedRunner:
     """whether forwards are over static buffers"""
 
     def computing(self, width: int) -> Any:
-        """What computes a forward of so many tokens per row: the model, or what stands for it."""
-        return self.model
+        """What computes a forward of so many tokens per row: the model, or what stands for it. Not what is compiled:
+        here hardly two forwards have one shape."""
+        return self.bare
 
     def shared(self, logits: Tensor) -> Tensor:
         """Where static buffers have room for a step's logits, these there."""
@@ -144,7 +146,7 @@ class RaggedRunner:
         self.cache.reserve(tokens.shape[1])
         extra, compute = asking(self.features), self.computing(tokens.shape[1])
         ends = [] if self.is_captured else [length + tokens.shape[1] for length in self.cache.lengths]
-        with grouped_attention(ends):
+        with attending(compute, ends):
             return compute(
                 input_ids=tokens,
                 attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth),

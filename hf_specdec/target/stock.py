@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from .attention import is_stock
+from .compiled import is_compiled
 from .fingerprint import hooks
 from .inputs import CACHE
 
@@ -53,7 +54,7 @@ def _changed_step(model: Any) -> str:
 def _changed_module(model: nn.Module) -> str:
     """A hook may count calls, press the prompt's keys or steer the last token. What it sees of drafts, of rejected
     tokens and of trials is not what it would see of plain decoding. That the whole model is compiled is another matter:
-    it falls back by itself where it has seen too many widths."""
+    its forwards are padded, or go without (`compiled`)."""
     for module in model.modules():
         whole = module is model
         if (module._forward_hooks or module._forward_pre_hooks or whole) and (name := _foreign_hook(module)):
@@ -78,11 +79,6 @@ def _foreign_hook(module: nn.Module) -> str:
 
 def _package(function: Any) -> str:
     return str(getattr(function, "__module__", "")).partition(".")[0]
-
-
-def is_compiled(forward: Any) -> bool:
-    """Whether `torch.compile` made it, and not `torch.compiler.disable`."""
-    return hasattr(forward, "_torchdynamo_orig_callable") and not getattr(forward, "_torchdynamo_disable", False)
 
 
 def changed_cache(cache: Any) -> str:

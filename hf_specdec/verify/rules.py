@@ -31,9 +31,9 @@ class Rules:
 
     forwards: Literal["auto", "eager", "captured", "bitwise"] = "auto"
     """of target and draft model. `eager`: as the model is called. `captured`: over static buffers, at a few fixed
-    widths, and replayed as CUDA graphs on a GPU. `auto`: captured on a GPU where that can be, but for float16; else
-    eager. `bitwise`: captured, at widths whose rows round alike, so that one text comes out in any dtype, whatever
-    drafter, window or schedule."""
+    widths, and replayed as CUDA graphs on a GPU. `auto`: captured on a GPU, or if compiled, where that can be, but for
+    float16; else eager. `bitwise`: captured, at widths whose rows round alike, so that one text comes out in any dtype,
+    whatever drafter, window or schedule."""
 
     def __post_init__(self) -> None:
         for name in ("verification", "sampling", "forwards"):

@@ -9,6 +9,7 @@ from ...target.cache import RaggedCache
 from ...target.capturable import hindered, is_captured
 from ...target.captured import MOST_AHEAD
 from ...target.captured_cache import CapturedCache
+from ...target.compiled import compiles
 from ...verify.picking import DraftPicker
 from .drawn import Drawn
 from .head import Head, News
@@ -24,7 +25,7 @@ def can_be_recorded(context: DraftContext, head: Head) -> bool:
     if context.most_rows:  # rows of buffers do not join others
         return False
     captured = head.device == context.device and is_captured(context.target, context.forwards)
-    return captured and not hindered(head.model)
+    return captured and not hindered(head.model) and not compiles(head.model)
 
 
 class Recorded:
