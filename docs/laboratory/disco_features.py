@@ -89,7 +89,7 @@ def nats(estimate: Estimate | None, records: Sequence[Record]) -> float:
         said = [None] * len(record) if estimate is None else estimate(record.features).tolist()
         for chance, true, right in zip(said, record.chance.tolist(), record.accepted.tolist(), strict=True):
             alone = DRAFTED, acceptance.chance(DRAFTED, 0.5)
-            evidence, expected = alone if chance is None else acceptance.calibrated(DRAFTED, chance)
+            evidence, expected = alone if chance is None else acceptance.calibrated([DRAFTED], [chance])[0]
             lost -= true * math.log(expected) + (1 - true) * math.log(1 - expected)
             acceptance.observe(evidence, right)
             tokens += 1

@@ -32,18 +32,24 @@ class Acceptance:
         right, tested = self._seen.get(evidence, NEVER)
         return (right + PRIOR * guess) / (tested + PRIOR)
 
-    def calibrated(self, source: Evidence, estimate: float, agrees: bool | None = None) -> tuple[Evidence, float]:
-        """What speaks for tokens to which a source gives such an estimate, and their chance. A higher estimate never
+    def calibrated(
+        self, sources: Sequence[Evidence], estimates: Sequence[float], agrees: bool | None = None
+    ) -> list[tuple[Evidence, float]]:
+        """What speaks for tokens to which their sources give such estimates, and their chances. A higher estimate never
         has a lower one.
 
         Args:
-            source: without an estimate.
+            sources: [n] without an estimate.
+            estimates: [n] from 0 to 1.
             agrees: as in `Evidence`.
         """
-        bands = self._bands.get((source.sources, agrees))
-        if bands is None:
-            bands = self._bands[source.sources, agrees] = self._pooled(source.sources, agrees)
-        return bands[bisect(EDGES, estimate)]
+        found = []
+        for source, estimate in zip(sources, estimates, strict=True):
+            kind = source.sources, agrees
+            if (bands := self._bands.get(kind)) is None:
+                bands = self._bands[kind] = self._pooled(*kind)
+            found.append(bands[bisect(EDGES, estimate)])
+        return found
 
     def observe(self, evidence: Evidence, right: bool) -> None:
         """One token with this evidence was tested."""
@@ -63,9 +69,12 @@ class Acceptance:
         for candidate in candidates:
             token, chance, (evidence,) = candidate
             node, (source,) = tree.at.get((parent, token)), evidence.sources
-            known = None if node is None else _joint(tree.evidence[node])
-            names = [] if known is None else [other.name for other in known.sources]
-            if node is None or known is None or names == [source.name]:
+            if node is None or len(tree.evidence[node]) != 1 or tree.evidence[node][0].band is not None:
+                alone.append(candidate)  # which is new, or counted otherwise
+                continue
+            (known,) = tree.evidence[node]
+            names = [other.name for other in known.sources]
+            if names == [source.name]:
                 alone.append(candidate)
             elif source.name not in names:
                 together = known._replace(sources=(*known.sources, source))
@@ -93,8 +102,3 @@ class Acceptance:
             pools.append((right, tested, bands))
         chances = [right / tested for right, tested, bands in pools for _ in range(bands)]
         return list(zip(kinds, chances, strict=True))
-
-
-def _joint(evidence: Sequence[Evidence]) -> Evidence | None:
-    """The one evidence that all of a node's sources share; None where they are counted otherwise."""
-    return evidence[0] if len(evidence) == 1 and evidence[0].band is None else None

@@ -127,10 +127,10 @@ def steps_that_pay(
     """
     there, speed = most_per_second(rows, seconds, spent := drafting(0), advance)
     best, before, speed = 0, 0.0, speed if there or spent else WORTH_IT * speed
+    ahead = [alphas[0] ** i * each for i in range(FORESIGHT[-1]) for each in alphas]
     for more in FORESIGHT:
-        ahead = [alphas[0] ** i * each for i in range(more) for each in alphas]
         foreseen = [
-            sorted([*row, *[chance * each for each in ahead if chance]], reverse=True)
+            sorted([*row, *[chance * each for each in ahead[: more * len(alphas)] if chance]], reverse=True)
             for row, chance in zip(rows, onward, strict=True)
         ]
         count, found = most_per_second(foreseen, seconds, drafting(more), advance)

@@ -91,7 +91,7 @@ class Stepwise:
     def _kept(self, said: Sequence[float]) -> list[float]:
         """The chance of each token of a row, that it and all before it are kept."""
         acceptance, evidence = self.control.acceptance, Evidence.of(DRAFTED)
-        return list(accumulate((acceptance.calibrated(evidence, chance)[1] for chance in said), mul))
+        return list(accumulate((chance for _, chance in acceptance.calibrated([evidence] * len(said), said)), mul))
 
     def observe(self, verdict: Verdict, kept: list[int]) -> None:
         for said, count, accepted in zip(self.seen, tested(verdict), verdict.accepted, strict=bool(self.seen)):

@@ -19,8 +19,9 @@ tokens for so many rows takes a noticeable part of a round, even where none of t
 CONTINUED = 8
 """nodes of a product behind which sources are asked"""
 
-Kind = tuple[Sequence[Evidence], Evidence]
-"""Of a candidate, what it is counted under whatever its chance is, and what speaks for it beside the chance."""
+Kinds = tuple[Sequence[Sequence[Evidence]], Sequence[Evidence]]
+"""Of a place's candidates, what they are counted under whatever their chances are, and what speaks for them beside
+those."""
 
 
 @dataclass
@@ -167,9 +168,9 @@ class TreeSession(DraftSession):
         chances = to_host(step.chances)
         if step.said is not None:
             chances = [[first, *row[1:]] for first, row in zip(step.said, chances, strict=True)]
-        (ranks,) = self._kinds(1, step.tokens.shape[1])
+        kinds = self._kinds(0, step.tokens.shape[1])
         for each, tokens, likely in zip(self.grown, to_host(step.tokens), chances, strict=True):
-            self._grow(each, tokens, likely, ranks)
+            self._grow(each, tokens, likely, kinds)
 
     def _grow_at_once(self, steps: Several) -> None:
         """Read all steps in one transfer, and add them."""
@@ -178,7 +179,7 @@ class TreeSession(DraftSession):
         named, likely = to_host(torch.stack([steps.tokens.float(), steps.chances.float().to(steps.tokens.device)]))
         whole = self.steps is not None and self.steps.independent
         made, count = steps.tokens.shape[1:]
-        kinds = self._kinds(made if whole else 1, count)
+        kinds = [self._kinds(place, count) for place in range(made if whole else 1)]
         for each, said, told in zip(self.grown, named, likely, strict=True):
             places = [list(map(int, row)) for row in said[: each.room]]
             if whole:
@@ -187,21 +188,22 @@ class TreeSession(DraftSession):
             for tokens, chances in zip(places, told, strict=False):
                 self._grow(each, tokens, chances, kinds[0])
 
-    def _kinds(self, places: int, count: int) -> list[list[Kind]]:
-        """[places][count] what speaks for the candidates."""
-        model = self.steps
-        assert model is not None
-        return [[(model.evidence(i, rank), model.said(i, rank)) for rank in range(count)] for i in range(places)]
+    def _kinds(self, place: int, count: int) -> Kinds:
+        """Of so many candidates."""
+        assert self.steps is not None
+        ranks = range(count)
+        return [self.steps.evidence(place, rank) for rank in ranks], [self.steps.said(place, rank) for rank in ranks]
 
-    def _grow(self, each: Growth, tokens: Sequence[int], chances: Sequence[float], ranks: Sequence[Kind]) -> None:
+    def _grow(self, each: Growth, tokens: Sequence[int], chances: Sequence[float], kinds: Kinds) -> None:
         """Add candidates [k] behind a row's tip; the first one is the tip from now on, if the row drafts on."""
         if each.tip is None:
             return
         tree, first, candidates = each.tree, tokens[0], list[Candidate]()
         agrees = self._told(tree, each.tip, first)
-        for token, chance, (evidence, source) in zip(tokens, chances, ranks, strict=True):
+        unseen, sources = kinds
+        judged = self.acceptance.calibrated(sources, chances, agrees)
+        for token, chance, evidence, (said, right) in zip(tokens, chances, unseen, judged, strict=True):
             if chance > 0 or token == first:
-                said, right = self.acceptance.calibrated(source, chance, agrees)
                 candidates.append((token, right, (*evidence, said)))
         each.own.update(tree.add_all(each.tip, candidates))
         each.chain.append(first)
@@ -216,15 +218,12 @@ class TreeSession(DraftSession):
         each: Growth,
         tokens: Sequence[Sequence[int]],
         chances: Sequence[Sequence[float]],
-        kinds: Sequence[Sequence[Kind]],
+        kinds: Sequence[Kinds],
     ) -> None:
         """Of places whose candidates [γ, k] are the same behind anything, with chances [γ, k], the likeliest paths."""
         if each.tip is None:
             return
-        said = [
-            [self.acceptance.calibrated(source, p) for p, (_, source) in zip(place, ranks, strict=True)]
-            for place, ranks in zip(chances, kinds, strict=False)
-        ]
+        said = [self.acceptance.calibrated(sources, place) for place, (_, sources) in zip(chances, kinds, strict=False)]
         likely = [
             [right * (p > 0) for p, (_, right) in zip(place, judged, strict=True)]
             for place, judged in zip(chances, said, strict=True)
@@ -235,7 +234,7 @@ class TreeSession(DraftSession):
             likely, MOST_NODES, lambda at: tokens[at.place][at.rank] not in ends
         ):
             parent, (estimate, right) = found[above] if above >= 0 else -1, said[i][rank]
-            candidate = tokens[i][rank], right, (*kinds[i][rank][0], estimate)
+            candidate = tokens[i][rank], right, (*kinds[i][0][rank], estimate)
             each.own.update(each.tree.add_all(parent, [candidate]))
             found.append(each.tree.at[parent, tokens[i][rank]])
         for node in found[:CONTINUED]:

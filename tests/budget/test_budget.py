@@ -71,7 +71,7 @@ def test_calibrated_chances_rise_with_the_estimate(seen: str) -> None:
             right = rng.random() < share.get(seen, lambda x: 0.3)(estimate)
             acceptance.observe(KIND.at(estimate), right)
             acceptance.observe(Evidence.of("another").at(estimate), not right)
-    chances = [acceptance.calibrated(KIND, centre)[1] for centre in CENTRES]
+    chances = [chance for _, chance in acceptance.calibrated([KIND] * len(CENTRES), CENTRES)]
     assert chances == sorted(chances) and all(0 <= chance <= 1 for chance in chances)
     if seen == "nothing":
         assert chances == pytest.approx(CENTRES)

@@ -179,7 +179,7 @@ def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypat
                 for place in zip(found.tokens[b].tolist(), found.chances[b].tolist(), strict=True)
             ][: room[b]]
             chance = {
-                (i, token): self.acceptance.calibrated(self.steps.said(i, rank), estimate)[1]
+                (i, token): self.acceptance.calibrated([self.steps.said(i, rank)], [estimate])[0][1]
                 for i, place in enumerate(places)
                 for rank, (token, estimate) in enumerate(zip(*place, strict=True))
             }

@@ -94,8 +94,10 @@ class LikelyNGrams(Source):
             path = tree.text(node)
             if len(path) == room:
                 continue
-            for rank, (token, said) in enumerate(self.model.likeliest(text + path, self.successors)):
-                evidence, right = self.acceptance.calibrated(Evidence.of(self.name, min(rank, 1)), said)
+            likeliest = self.model.likeliest(text + path, self.successors)
+            kinds = [Evidence.of(self.name, min(rank, 1)) for rank in range(len(likeliest))]
+            judged = self.acceptance.calibrated(kinds, [said for _, said in likeliest])
+            for (token, _), (evidence, right) in zip(likeliest, judged, strict=True):
                 child = tree.add(node, token, right, evidence)
                 if here * right <= -LEAST and token not in self.context.eos_token_ids:
                     heappush(places, (here * right, child))

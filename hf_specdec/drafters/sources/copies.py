@@ -81,6 +81,8 @@ class Copies(Source):
         self, index: LookupIndex, room: int, wanted: int, drafted: Sequence[int] = ()
     ) -> tuple[int, list[list[int]]]:
         match = index.longest_match(self.config.min_match, wanted, drafted)
+        if not match.positions:
+            return 0, []
         met = index.agreed(match, LONGEST_MATCH, drafted)
         length = min(self.config.max_draft_tokens, self.config.tokens_per_match * met, room)
         # The likeliest at full length, the i-th at 1/i of it.
