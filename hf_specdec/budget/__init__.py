@@ -5,7 +5,7 @@ from .acceptance import Acceptance
 from .account import SAVED, Account
 from .controller import DRAFTED, GUESS, LOOK, Controller, Drafted, Experience
 from .cost import Cost, CostView, DraftCost, Times
-from .decision import LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
+from .decision import FORESIGHT, LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
 from .evidence import Evidence, Proposer
 from .learned import Learned
 from .overlap import Overlap
@@ -13,6 +13,7 @@ from .tree import Candidate, Tree, are_chains
 
 __all__ = [
     "DRAFTED",
+    "FORESIGHT",
     "GUESS",
     "LONGEST",
     "LOOK",

@@ -73,7 +73,7 @@ class Took(NamedTuple):
     """when the first one was there; None where all are one, or there is one only"""
     ended: Moment
     recorded: bool
-    """whether a step was recorded meanwhile, which takes long and happens once"""
+    """whether a step was recorded meanwhile, or will be: that takes long, and happens once"""
 
     def tell(self, cost: DraftCost, usual: bool) -> None:
         """What they took; the device has made them."""

@@ -4,7 +4,7 @@ import torch
 
 from ..clock import mark, now
 from ..stats import SpeculationStats
-from ..target.recorded import recordings
+from ..target.recorded import first_runs
 from ..transfer import waits
 from ..verify.trial import Result
 
@@ -14,7 +14,7 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._recorded = len(recordings)
+        self._recorded = first_runs()
         self._marks = [mark(device)]
         self.forward_seconds = self.draft_seconds = 0.0
         """known once the forward was judged; the latter are those for which the target stood still"""
@@ -39,8 +39,8 @@ class Watch:
 
     @property
     def usual(self) -> bool:
-        """Whether its times say anything of others: to record a step takes long, and happens once."""
-        return len(recordings) == self._recorded
+        """Whether its times say anything of others: what was not replayed takes long, and happens once."""
+        return first_runs() == self._recorded
 
     def since_forward(self) -> float:
         """Seconds since the schedule's test, or the forward's results where they came later."""

@@ -1,12 +1,13 @@
 """`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..budget import FORESIGHT
 from ..errors import SpeculationError, warn
 from ..protocol import FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
@@ -19,6 +20,7 @@ from .fused import fused
 from .inbox import Inbox, Tokens
 from .inputs import as_when_decoding, position_limit
 from .ragged import RaggedRunner, Reader
+from .recorded import is_at_once
 from .rounding import TEXT, TRIED, widths_alike
 
 T = TypeVar("T")
@@ -161,15 +163,16 @@ class Captured(RaggedRunner):
             What was chosen: [B, count, ...] of each.
         """
         rows, begun = first.shape
-        buffers = self.cache.with_room(begun + count)
+        others = FORESIGHT if is_at_once() else ()
+        buffers = self.cache.with_room(begun + max(count, *others, 0))
         began = buffers.put("first", first, begun)
-        drawn = None if numbers is None else buffers.put("numbers", numbers, count)
+        drawn = None if numbers is None else buffers.put("numbers", numbers, WIDEST)
         if lengths is None:
             self.cache.tell()
         else:
             self.cache.take(lengths)
 
-        def steps() -> list[Tensor]:
+        def steps(count: int) -> list[Tensor]:
             fed, chosen, done = began, [], 0
             try:
                 for i in range(count):
@@ -182,7 +185,8 @@ class Captured(RaggedRunner):
                 buffers.ends.sub_(done)  # as it was: a step can be run again
             return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
 
-        chosen = self._run(("chain", begun, count, key), steps, rows, 1, count)
+        for each in (*others, count):
+            chosen = self._run(("chain", begun, each, key), partial(steps, each), rows, 1, each)
         if lengths is None:
             self.cache.slots.advance(begun + count - 1)
         return tuple(several[:rows].clone() for several in chosen)

@@ -30,6 +30,7 @@ MOST_MET = 1024
 recordings: list[float] = []
 """seconds that each one of this process took"""
 
+_first_runs = 0
 _told: Callable[[], object] | None = None
 """called after each recording while steps are recorded when they are first met"""
 
@@ -38,6 +39,11 @@ def recorded_since(count: int) -> str:
     """What was recorded since there were so many `recordings`; empty if nothing."""
     took = recordings[count:]
     return f"recorded {len(took)} forwards in {sum(took):.1f} s, for this call and later ones" if took else ""
+
+
+def first_runs() -> int:
+    """Runs in this process of steps that later ones will replay: what they took says nothing of those."""
+    return _first_runs
 
 
 @contextmanager
@@ -87,9 +93,11 @@ class RecordedSteps:
         Args:
             key: equal for steps that do the same with the same static tensors.
         """
-        if self._record is None:
+        global _first_runs
+        if self._record is None or key in self._failed:
             return step()
         if key not in self._recorded:
+            _first_runs += 1
             record = self.will_record(key)
             if len(self._met) > MOST_MET:
                 self._met.clear()

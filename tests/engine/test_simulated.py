@@ -58,9 +58,10 @@ def test_what_is_not_recorded_holds_up_the_host() -> None:
 
 
 def test_a_prediction_is_the_same_twice() -> None:
+    """But for a call or two of what this process has met before."""
     laboratory = script("simulated_device")
     lines = []
     for _ in range(3):  # what is remembered of this process is remembered after the first
         model, prompts = models.llama(), [models.prompts([9])["input_ids"]]
-        lines.append(laboratory.predicted(model, PromptLookupDrafter(), prompts, 24).cells)
-    assert lines[1] == lines[2] and float(lines[1][3]) >= 1e3 * MEASURED[1]
+        lines.append([float(cell) for cell in laboratory.predicted(model, PromptLookupDrafter(), prompts, 24).cells])
+    assert lines[1] == pytest.approx(lines[2], rel=0.02) and lines[1][3] >= 1e3 * MEASURED[1]

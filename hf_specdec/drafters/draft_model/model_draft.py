@@ -13,7 +13,7 @@ from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import WIDEST
 from ...target.capturable import wants_captured
 from ...target.devices import input_device
-from ...target.recorded import recordings
+from ...target.recorded import first_runs
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
 from ..steps import Several, Step, Steps, Took
@@ -59,7 +59,7 @@ class DraftChain:
     """steps that will be made, whatever they give"""
     began: Moment
     recorded: int
-    """steps that were recorded in this process before"""
+    """`first_runs` before"""
     usual: bool
     """whether no more was read than the round before had added"""
     last: Tensor | None = None
@@ -124,7 +124,7 @@ class ModelDraft(Steps):
             reading = now()
             self._over = over_cache(self._model, DraftCall.of(self.context))
             self.cost.observe_reading(now() - reading, self.context.prompt_ids.numel())
-        began, recorded = mark(self._device), len(recordings)
+        began, recorded = mark(self._device), first_runs()
         joined = self._over.follow(self._rows, sequences)
         if self.estimate is not None:
             self.estimate.begin(sequences)
@@ -255,9 +255,9 @@ class ModelDraft(Steps):
         if numbers is not None:
             numbers = numbers.gather(1, n[:, None] + torch.arange(count, device=n.device))
         ends = n + to_device([length - 1 for length in start], n.device)
-        began, recorded = mark(self._device), len(recordings)
+        began, recorded = mark(self._device), first_runs()
         steps = self._chained(last, count, numbers, ends)
-        took = Took(count, began, None, mark(self._device), len(recordings) > recorded)
+        took = Took(count, began, None, mark(self._device), first_runs() > recorded)
         self._early = Early(list(here.rows), start, steps, took)
 
     # ------------------------------------------------------------------ the end of a round
@@ -265,7 +265,7 @@ class ModelDraft(Steps):
     def end(self) -> None:
         here = self._round
         if self.steps and here is not None and here.ended is not None and not here.early:
-            self._took = Took(self.steps, here.began, here.first, here.ended, len(recordings) > here.recorded)
+            self._took = Took(self.steps, here.began, here.first, here.ended, first_runs() > here.recorded)
 
     def observe(self, verdict: Verdict, kept: Sequence[int]) -> None:
         whole = zip(verdict.tokens, verdict.accepted, verdict.stopped, strict=True)

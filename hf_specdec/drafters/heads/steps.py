@@ -12,7 +12,7 @@ from ...errors import warn
 from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import NO_MEMORY
 from ...target.captured_cache import CapturedCache
-from ...target.recorded import recordings
+from ...target.recorded import first_runs
 from ..steps import Several, Step, Steps, Took
 from .drawn import Drawn, by_text
 from .head import Head
@@ -72,13 +72,13 @@ class HeadSteps(Steps):
         self.states.follow(sequences.rows)
         opened, self.steps = self.states.unopened, 0
         usual = not opened and self.states.unread <= self.head.usual
-        device, recorded, count = self.head.device, len(recordings), planned or steps
+        device, recorded, count = self.head.device, first_runs(), planned or steps
         began = mark(device)
         tokens, *more = self._drafted(sequences, count)
         ended = mark(device)
         self.context.stats.draft_calls += self.head.forwards * (1 if self.at_once else tokens.shape[1])
         first = ended if self.at_once else None
-        self._round = HeadRound(Took(tokens.shape[1], began, first, ended, len(recordings) > recorded), opened, usual)
+        self._round = HeadRound(Took(tokens.shape[1], began, first, ended, first_runs() > recorded), opened, usual)
         beside = more[0] if more else None
         self._all = Several(tokens, q=beside) if self.candidates is None else Several(tokens, chances=beside)
 
