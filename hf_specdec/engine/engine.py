@@ -5,7 +5,8 @@
 takes its tokens (`taking`): in lockstep, staggered, or ragged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from ..protocol import Draft, Finder, Forward, Runner, Verdict
 from ..stats import SpeculationStats
 from ..target.captured import Captured
 from ..target.devices import input_device
-from ..transfer import moved, to_device
+from ..transfer import moved, to_device, waits
 from ..verify.drafts import parents_of
 from ..verify.greedy import GreedyFinder
 from ..verify.trial import Result
@@ -59,9 +60,11 @@ class Engine:
         self.widest = MOST_FED + 1
         """tokens per row of a forward"""
         self.device = input_device(model)  # asked once: transformers looks for it among the parameters
+        self._unsettled: Callable[[], None] | None = None
 
     def play_round(self) -> None:
-        """One round, in eight steps. Before and after it the runner holds each row's tokens but for the last one.
+        """One round, in eight steps. Before and after it the runner holds each row's tokens but for the last one. Where
+        the device works by itself a round is counted while the next one's forward is under way.
 
         In the letters of Leviathan et al. (2023), Algorithm 1: γ drafted tokens with their q are in
         `BatchPart.judged`, the target's p come from `forward.logits`, and of each row n tokens are accepted
@@ -83,6 +86,7 @@ class Engine:
         starts = list(self.runner.lengths)
         forward = self._forward(fed, parts)
         watch.lap()
+        self.settle()
 
         # 3. What is judged: a schedule that drafted meanwhile may add to what was fed.
         serial = True
@@ -106,15 +110,8 @@ class Engine:
         else:
             self.runner.keep([start + 1 for start in starts], [result.kept for result in results])
 
-        # 6. Count.
-        width = fed.tokens.shape[1] + 1
+        # 6. Learn: drafters are told what became of their drafts.
         watch.draft_seconds += sum([part.drafting.held_up for part in parts if part.drafting is not None])
-        self._count(parts, active, width, watch)
-        if serial and watch.usual:  # beside a worker in the background a forward takes longer
-            refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead
-            self.cost.observe_forward(len(rows), refed + width, watch.forward_seconds)
-
-        # 7. Tell: drafters learn what became of their drafts, and whoever waits for a row gets its tokens.
         for part in parts:
             if part.drafting is not None:
                 if not part.sound:
@@ -122,13 +119,48 @@ class Engine:
                 verdict = self._verdict(part, forward)
                 verdict.seconds, verdict.draft_seconds = watch.forward_seconds, watch.draft_seconds
                 part.drafting.observe(verdict)
-        for row, result in zip(rows.all, results, strict=True):
-            self._tell(row, result)
+
+        # 7. Settle: what a round took and gave is counted, and whoever waits for a row gets its tokens.
+        stopped = [b for b, row in enumerate(rows.all) if row.stopped]
+        width, between = fed.tokens.shape[1] + 1, watch.since_forward()
+        times = None
+        if serial and watch.usual:  # beside a worker in the background a forward takes longer
+            refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead
+            times = len(rows), refed + width, between
+        self._unsettled = partial(self._settle, parts, active, width, watch, times)
+        if stopped or not waits(self.rows.device):
+            self.settle()
 
         # 8. Leave: rows that have stopped make room.
-        self._leave([b for b, row in enumerate(rows.all) if row.stopped])
-        if serial and watch.usual:
-            self.cost.observe_between(width, watch.since_forward())
+        self._leave(stopped)
+
+    def settle(self) -> None:
+        """What of the last round is not settled yet."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is not None:
+            unsettled()
+
+    def _settle(
+        self,
+        parts: Sequence[BatchPart],
+        active: Sequence[bool],
+        width: int,
+        watch: Watch,
+        times: tuple[int, int, float] | None,
+    ) -> None:
+        """
+        Args:
+            times: rows, tokens per row of a forward with what was fed again, and seconds of the round beside it; None
+                where they say nothing of others.
+        """
+        self._count(parts, active, width, watch)
+        for part in parts:
+            for row, result in zip(part.rows, part.results, strict=True):
+                self._tell(row, result)
+        if times is not None:
+            rows, fed, between = times
+            self.cost.observe_forward(rows, fed, watch.forward_seconds)
+            self.cost.observe_between(width, between)
 
     # ------------------------------------------------------------------ the parts of a round
 
@@ -194,7 +226,7 @@ class Engine:
 
     def _count(self, parts: Sequence[BatchPart], active: Sequence[bool], width: int, watch: Watch) -> None:
         """Statistics, over the rows that were not finished before the round."""
-        for stats in [self.stats, *[row.stats for row in self.rows.all if row.stats is not None]]:
+        for stats in [self.stats, *[row.stats for part in parts for row in part.rows if row.stats is not None]]:
             count_forward(stats, width, watch.forward_seconds, watch.draft_seconds)
         for part in parts:
             draft = part.judged

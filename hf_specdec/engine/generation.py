@@ -101,6 +101,7 @@ class Generation(Engine):
                 while not all(row.stopped for row in self.rows.all):
                     self.play_round()
         finally:
+            self.settle()
             if self.drafting is not None:
                 self.drafting.close(stats)
             stats.notes += filter(None, [self.call.rules.note(), self.mode.note, recorded_since(before)])

@@ -189,6 +189,7 @@ class Requests(Engine):
 
     def fail(self, error: BaseException) -> None:
         """Something is wrong with the model: every request ends with this error, and the next ones begin anew."""
+        self.settle()
         for request in self.present():
             request.finish(error)
         self.close()
@@ -314,6 +315,7 @@ class Requests(Engine):
         """Rows that have ended go, and their part of the cache is free."""
         if not places:
             return
+        self.settle()
         gone = [self.rows.all[b] for b in places]
         order = self.target.leave(places)
         self.rows.leave(order)
