@@ -1,7 +1,7 @@
 """`Cost` and `DraftCost`: what a round of the target and the steps of a draft model take, by the clock of the rounds
 that happen."""
 
-from bisect import bisect, bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from statistics import median_low
@@ -69,12 +69,12 @@ class Cost:
 
     def padded(self, width: int) -> int:
         """The width of a forward that is fed so many tokens per row."""
-        return next(iter(self.widths[bisect_left(self.widths, width) :]), width)
+        place = bisect_left(self.widths, width)
+        return self.widths[place] if place < len(self.widths) else width
 
     def within(self, count: int) -> int:
         """Nodes of the widest forward that is no wider than one of so many, or of the narrowest."""
-        fits = self.widths[: bisect(self.widths, 1 + count)]
-        return (fits[-1] if fits else self.padded(1 + count)) - 1
+        return self.widths[max(bisect_right(self.widths, 1 + count) - 1, 0)] - 1 if self.widths else count
 
     def filled(self, count: int) -> int:
         """Nodes of the same forward, if there are so many at least."""

@@ -1,5 +1,6 @@
 """`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -112,7 +113,7 @@ class Captured(RaggedRunner):
         logits, found, states = self._fed(tokens, parents, counted, stepped, (finder, *self.features))
         self.cache.slots.advance(width)
         features = {name: each[:rows, :width].clone() for name, each in zip(self.features, states, strict=True)}
-        return Forward(logits[:rows, :width], features=features, found=Found(*(each[:rows] for each in found)))
+        return Forward(logits[:rows, :width], features=features, found=Found(*[each[:rows] for each in found]))
 
     def _fed(
         self,
@@ -125,7 +126,8 @@ class Captured(RaggedRunner):
     ) -> T:
         """What a step gives of an inbox with these tokens [B, T]. Equal keys mean equal steps."""
         rows, width = len(tokens), len(tokens[0])
-        padded = next((w for w in self.widths if w >= width), width)
+        place = bisect_left(self.widths, width)
+        padded = self.widths[place] if place < len(self.widths) else width
         buffers = self.cache.with_room(padded * slots_per_token)
         inbox = Inbox.of(buffers, padded, parents is not None)
         inbox.fill(tokens, self.cache.to_tell(), counted, parents)

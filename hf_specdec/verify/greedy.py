@@ -29,7 +29,7 @@ class Told(NamedTuple):
     def of(cls, row: list[int], width: int) -> "Told":
         """From a row of `Found.told`, of a forward that was W wide."""
         (sound, n), places = row[:2], [slice(2 + i * width, 2 + (i + 1) * width) for i in range(3)]
-        kept, texts, fed = (row[place] for place in places)
+        kept, texts, fed = [row[place] for place in places]
         path = [node - 1 for node in kept[1 : n + 1]]
         return cls(bool(sound), path, texts[: n + 1], fed[1:], row[2 + 3 * width :])
 
