@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..budget import FORESIGHT
 from ..errors import SpeculationError, warn
-from ..protocol import FedTree, Finder, Forward, Found
+from ..protocol import Feature, FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
 from .cache import RaggedCache
 from .captured_cache import CapturedCache
@@ -48,7 +48,7 @@ class Captured(RaggedRunner):
             return self.shared(outputs.logits), *shown(outputs, self.features, fed.shape[1], self.cache.slots).values()
 
         logits, *states = self.over(tokens, parents, step, tuple(self.features))
-        return Forward(logits, features=dict(zip(self.features, states, strict=True)))
+        return Forward(logits, features=dict(zip(dict.fromkeys(self.features), states, strict=True)))
 
     @property
     def is_captured(self) -> bool:  # type: ignore[override]
@@ -100,19 +100,19 @@ class Captured(RaggedRunner):
             counted: [B] nodes of each row's draft.
         """
 
-        def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Tensor, Found, list[Tensor]]:
+        def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Tensor, Found, dict[Feature, Tensor]]:
             outputs = self.read(inbox.tokens.clamp(0, finder.vocab - 1), *self._seen(inbox, tree))
             found, buffers = finder(outputs.logits, inbox.tokens, inbox.counted, tree), self.cache.buffers
             if tree is not None:
                 places = torch.arange(inbox.width, device=buffers.device)
                 buffers.move(*(inbox.ends[:, None] + after for after in (places, found.kept)))
             states = shown(outputs, self.features, inbox.width, self.cache.slots)
-            return self.shared(outputs.logits), found, list(states.values())
+            return self.shared(outputs.logits), found, states
 
         rows, width = len(tokens), len(tokens[0])
         logits, found, states = self._fed(tokens, parents, counted, stepped, (finder, *self.features))
         self.cache.slots.advance(width)
-        features = {name: each[:rows, :width].clone() for name, each in zip(self.features, states, strict=True)}
+        features = {name: each[:rows, :width].clone() for name, each in states.items()}
         return Forward(logits[:rows, :width], features=features, found=Found(*[each[:rows] for each in found]))
 
     def _fed(

@@ -204,6 +204,7 @@ def test_chances_that_do_not_fit_are_refused(survival: Any) -> None:
         assert torch.equal(sides.ours(drafter), sides.plain)
 
 
+@pytest.mark.eager
 def test_a_round_in_which_nothing_pays_is_a_plain_one(monkeypatch: Any) -> None:
     """A tree of which no node is left is no tree; one of which a chain is left, a chain."""
     given = []

@@ -134,6 +134,7 @@ def test_greedy_text_with_copies_is_the_targets(pair: str, lengths: list[int], f
     assert any(head.config.drafter_type in name for name in drafter.last_stats.sources)
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("pair", ["GLM-4-MoE, 3", "EAGLE-3, SafeAILab"])
 def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = PAIRS[pair]()
@@ -155,6 +156,7 @@ def test_a_draft_is_a_chain_and_what_is_likely_beside_it(pair: str, monkeypatch:
     assert max(seen) >= 6
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7, 12]], ids=str)
 def test_a_draft_of_a_block_is_its_likeliest_nodes(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Against all paths of candidates, sorted by the product of their chances. Nothing stands behind an end."""

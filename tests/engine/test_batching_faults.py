@@ -78,6 +78,7 @@ def test_a_model_that_fails_fails_those_who_are_there_and_nobody_after_them() ->
         assert decoder.submit(texts()[0], max_new_tokens=9, do_sample=False).result(60) == plain(model, texts()[0], 9)
 
 
+@pytest.mark.eager
 def test_what_is_wrong_with_one_request_ends_that_one_alone() -> None:
     model = models.llama()
     with BatchDecoder(model, PromptLookupDrafter(), max_rows=4) as decoder, models.slow(model, 0.002):
@@ -134,6 +135,7 @@ def test_a_drafter_can_only_cost_time(fault: str, monkeypatch: pytest.MonkeyPatc
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
+@pytest.mark.eager
 def test_what_a_row_cannot_have(options: dict[str, Any], message: str) -> None:
     with BatchDecoder(TARGET) as decoder:
         with pytest.raises(ValueError, match=message):
@@ -148,6 +150,7 @@ def test_what_a_row_cannot_have(options: dict[str, Any], message: str) -> None:
         decoder.submit(texts()[0], max_new_tokens=4)
 
 
+@pytest.mark.eager
 def test_a_criterion_that_raises_ends_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
     model = models.llama()
     with BatchDecoder(model, max_rows=4) as decoder, models.slow(model, 0.002):

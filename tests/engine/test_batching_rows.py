@@ -24,6 +24,7 @@ from hf_specdec.target.joining import JoiningRunner
 pytestmark = pytest.mark.usefixtures("no_decoder_is_left")
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("kind", ["lookup", "suffix", "hybrid", "DISCO, budget"])
 def test_cancelled_rows_leave_and_free_their_room(kind: str) -> None:
     target_without_end = models.llama()
@@ -71,6 +72,7 @@ def test_the_cache_stays_within_its_bound() -> None:
     assert max(load.rows for load in seen) > 1
 
 
+@pytest.mark.eager
 def test_first_come_first_served() -> None:
     """A long request at the head of the queue is not passed by short ones that would fit."""
     model, order = models.llama(), []
@@ -85,6 +87,7 @@ def test_first_come_first_served() -> None:
     assert order[0] == "running"
 
 
+@pytest.mark.eager
 def test_a_full_queue_says_so() -> None:
     model = models.llama()
     with BatchDecoder(model, max_rows=1, max_waiting=2) as decoder, models.slow(model, 0.01):

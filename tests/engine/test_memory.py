@@ -112,7 +112,7 @@ def test_a_finished_call_leaves_nothing(kind: str, lengths: list[int]) -> None:
     drafter = MAKES[kind]()
     ends = {"eos_token_id": compare.uneven_eos(TARGET, lengths)} if len(lengths) > 1 else {}
     for options in (ends, {"return_dict_in_generate": True}, {"do_sample": True}):
-        for _ in range(2):  # a drafter may learn
+        for _ in range(3):  # a drafter may learn, and static buffers get inputs of further widths
             generate(drafter, lengths, **options)
         with without_collector():
             before = alive()

@@ -15,8 +15,8 @@ from steps import note
 from subjects import DRY, Subject
 from torch.profiler import ProfilerActivity, profile
 
-from hf_specdec.target.buffers import shelf_of
 from hf_specdec.target.recorded import RecordedSteps
+from hf_specdec.target.shelf import shelf_of
 
 WIDTHS = (1, 16, 32, 64)
 """of the forwards that are looked at"""
@@ -36,7 +36,7 @@ def replays(subject: Subject) -> Iterator[None]:
     models = {"target": subject.target, "draft": subject.draft}
 
     def looked_at(steps: RecordedSteps, key: Any, step: Callable[[], Any]) -> Any:
-        result, kind = run(steps, key, step), key[0]
+        result, kind = run(steps, key, step), key[0][0]  # key[1] are the slots that are seen
         found = [(name, kept) for name, model in models.items() for kept in shelf_of(model).kept]
         name, buffers = next((pair for pair in found if pair[1].recorded is steps), ("", None))
         if buffers is None or key not in steps._recorded or (isinstance(kind, int) and kind not in WIDTHS):

@@ -25,7 +25,8 @@ from torch import Tensor
 from traced import traced
 
 from hf_specdec import warm_up
-from hf_specdec.target.buffers import shelf_of, slots_for
+from hf_specdec.target.buffers import slots_for
+from hf_specdec.target.shelf import shelf_of
 from hf_specdec.tools.bench.methods import Method
 from hf_specdec.tools.instruments.audit import Audit
 from hf_specdec.tools.instruments.provenance import provenance

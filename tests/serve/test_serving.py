@@ -246,6 +246,7 @@ def test_what_cannot_be_answered_harms_nobody(served: Served, body: Any, expecte
     assert answer.choices[0].message.content == served.text(plain)
 
 
+@pytest.mark.eager
 def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
     with slow(joined.target, 0.02):
         streams = [
@@ -321,6 +322,7 @@ def test_a_head_on_the_targets_states_drafts_for_joined_requests(monkeypatch: py
         assert served.decoder.stats.drafted_tokens and not served.decoder.stats.notes
 
 
+@pytest.mark.eager
 def test_a_full_queue_is_said_over_http() -> None:
     with serving(PromptLookupDrafter(), joined=True, max_rows=1, max_waiting=1) as served:
         body = {"model": "tiny", "messages": QUESTION, "max_tokens": 30, "temperature": 0}

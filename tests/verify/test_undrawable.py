@@ -128,6 +128,7 @@ def test_coupled_draws(kind: str) -> None:
         generate(MAKES[kind](), [7], speculation={"sampling": "coupled"})
 
 
+@pytest.mark.eager
 @pytest.mark.parametrize("kind", [None, "lookup", "draft", "hybrid"])
 def test_in_a_batch_of_requests_one_alone_fails(kind: str | None) -> None:
     ids = models.prompts([7])["input_ids"]

@@ -153,7 +153,7 @@ def _cost_coefficient(mine: SpeculationStats, plain: SpeculationStats, prompts: 
     steps = plain.target_calls - prompts  # one forward of each reads its prompt
     if not mine.draft_calls:
         return 0.0
-    if not mine.draft_seconds or not steps:
+    if not mine.draft_seconds or not steps or not plain.verify_seconds:
         return None
     return (mine.draft_seconds / mine.draft_calls) / (plain.verify_seconds / steps)
 
