@@ -102,7 +102,7 @@ def test_a_drafted_round_is_two_graphs_and_two_waits(kind: str, monkeypatch: pyt
     tokens = drafter.last_stats.mean_acceptance_length
     print(f"{kind}, {tokens:.1f} tokens a round: {', '.join(f'{n:.1f} {name}' for name, n in a_round.items())}")
     assert drafter.last_stats.draft_calls > 2 * rounds and a_round["launches"] <= MOST
-    assert a_round["graphs"] < 2.5 and a_round["reads"] <= 2.0 and a_round["writes"] < 3, a_round
+    assert max(a_round["graphs"], a_round["reads"]) < 2.5 and a_round["writes"] < 3, a_round
 
 
 WIDE: dict[str, Callable[[Any], Any]] = {
