@@ -128,7 +128,7 @@ class Forward:
     """the model's own"""
     found: "Found | None" = None
     """what was accepted, where that was found with the forward: then the cache holds the accepted path, as if nothing
-    else had been fed"""
+    else had been fed, and `logits` have a shape only"""
 
 
 class FedTree(NamedTuple):

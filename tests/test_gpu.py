@@ -119,6 +119,7 @@ def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
         assert any(line.startswith(beginning) for line in found), (beginning, found)
 
 
+@pytest.mark.fresh_python  # its processes have sessions of their own
 @pytest.mark.real_time
 def test_every_step_is_timed_in_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what was compiled comes along."""

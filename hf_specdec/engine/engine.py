@@ -80,6 +80,7 @@ class Engine:
         for part in parts:
             part.fed = part.judged = self._draft(part)
         fed = together(parts, len(rows), rows.device)
+        width = fed.tokens.shape[1] + 1
 
         # 2. Verify: the target reads each row's last token and its draft, in one forward.
         watch.lap()
@@ -97,7 +98,7 @@ class Engine:
         watch.lap()
 
         # 4. Judge and keep: each row takes the accepted tokens and one of the target's own, until it stops.
-        rows.reserve(max(fed.tokens.shape[1], *(part.judged.tokens.shape[1] for part in parts)) + 1)
+        rows.reserve(max(width - 1, *(part.judged.tokens.shape[1] for part in parts)) + 1)
         for part in parts:
             self._judge(part, forward)
         results = in_order(parts)
@@ -105,8 +106,10 @@ class Engine:
 
         # 5. Roll back: rejected tokens leave the cache. It was fed the row's last token and the draft, and keeps that
         # token and the n accepted ones. What is now the row's last token is not in it: the next round feeds it.
-        if fed.parents is None or forward.found is not None:
+        if fed.parents is None:
             self.runner.truncate([start + len(result.tokens) for start, result in zip(starts, results, strict=True)])
+        elif forward.found is not None:  # a finished row was fed no padding behind its last token
+            self.runner.truncate([start + 1 + len(result.kept) for start, result in zip(starts, results, strict=True)])
         else:
             self.runner.keep([start + 1 for start in starts], [result.kept for result in results])
 
@@ -122,7 +125,7 @@ class Engine:
 
         # 7. Settle: what a round took and gave is counted, and whoever waits for a row gets its tokens.
         stopped = [b for b, row in enumerate(rows.all) if row.stopped]
-        width, between = fed.tokens.shape[1] + 1, watch.since_forward()
+        between = watch.since_forward()
         times = None
         if serial and watch.usual:  # beside a worker in the background a forward takes longer
             refed = max(starts) - min(starts) if self.mode.staggered else 0  # what faster rows have ahead

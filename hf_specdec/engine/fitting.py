@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..budget import are_chains
 from ..protocol import Draft, DraftContext
-from ..transfer import moved, to_device, values_on_host
+from ..transfer import moved, on_host, to_device, values_on_host
 from .checks import Unfit, expect, tensor
 
 UNSOUND = "it returned token ids or probabilities out of range, or a q that does not match them"
@@ -56,6 +56,8 @@ def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
     q = None if draft.q is None else tensor("q", draft.q, (rows, None, vocab))
     expect(q is None or (q.shape[1] <= width and probs is None) or q.shape[1] == width, "q", f"of {width} nodes", q)
     known = None if draft.known is None else _known(tokens, lengths, vocab)
+    if known is not None:
+        tokens = on_host(known).view(rows, width)
     return Draft(tokens, lengths, parents, probs, q, sources, survival, least, known)
 
 

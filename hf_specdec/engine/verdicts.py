@@ -23,8 +23,8 @@ def verdict_of(rows: Sequence[Row], draft: Draft, forward: Forward, results: Seq
         stopped=[row.stopped for row in rows],
         width=forward.logits.shape[1],
         seconds=0.0,
-        draft=replace(draft),
-        paths=[result.path for result in results],
+        draft=replace(draft, lengths=list(draft.lengths), sources=list(draft.sources)),  # they are counted later
+        paths=[list(result.path) for result in results],
         nodes=forward.nodes,
         likeliest=likeliest if any(likeliest) else [],
     )

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -302,6 +303,8 @@ class BatchDecoder:
                 pass
         except BaseException as found:  # nobody may wait for a thread that is not there
             error = found
+            with suppress(Exception):
+                self._engine.settle()
         with self._news:
             self._closing, left = True, [*self._waiting, *self._engine.present()]
             self._waiting.clear()

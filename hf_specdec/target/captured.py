@@ -93,27 +93,28 @@ class Captured(RaggedRunner):
     def find(
         self, tokens: Tokens, parents: Sequence[Sequence[int]] | None, counted: Sequence[int], finder: Finder
     ) -> Forward:
-        """As `forward`, with what a finder finds; of a tree only the path that it keeps is in the cache then. Logits
-        are good until the next forward.
+        """As `forward`, with what a finder finds, and no logits: their shape is. Of a tree only the path that it keeps
+        is in the cache then.
 
         Args:
             counted: [B] nodes of each row's draft.
         """
 
-        def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Tensor, Found, dict[Feature, Tensor]]:
+        def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Found, dict[Feature, Tensor]]:
             outputs = self.read(inbox.tokens.clamp(0, finder.vocab - 1), *self._seen(inbox, tree))
+            states = shown(outputs, self.features, inbox.width, self.cache.slots)  # as fed: keys are moved below
             found, buffers = finder(outputs.logits, inbox.tokens, inbox.counted, tree), self.cache.buffers
             if tree is not None:
                 places = torch.arange(inbox.width, device=buffers.device)
                 buffers.move(*(inbox.ends[:, None] + after for after in (places, found.kept)))
-            states = shown(outputs, self.features, inbox.width, self.cache.slots)
-            return self.shared(outputs.logits), found, states
+            return found, states
 
         rows, width = len(tokens), len(tokens[0])
-        logits, found, states = self._fed(tokens, parents, counted, stepped, (finder, *self.features))
+        found, states = self._fed(tokens, parents, counted, stepped, (finder, *self.features))
         self.cache.slots.advance(width)
         features = {name: each[:rows, :width].clone() for name, each in states.items()}
-        return Forward(logits[:rows, :width], features=features, found=Found(*[each[:rows] for each in found]))
+        nothing = torch.empty((), device=found.n.device).expand(rows, width, finder.vocab)
+        return Forward(nothing, features=features, found=Found(*[each[:rows] for each in found]))
 
     def _fed(
         self,
