@@ -58,7 +58,8 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
     with tqdm(desc="recording forwards", unit=" shapes", leave=False) as bar, at_once(bar.update):
         run(model, every, EACH_WIDTH)
         if drafter is not None and (draft := _captured_draft(drafter)) is not None:
-            run(draft, _EveryWidth(), EACH_WIDTH, **_readable(draft, call))
+            # Drawn: what is likeliest would be judged in the same recordings, and a draft judges nothing.
+            run(draft, _EveryWidth(), EACH_WIDTH, **_readable(draft, call) | {"do_sample": True})
         if drafter is not None:
             run(model, drafter, OWN_TOKENS)
     assert every.last_stats is not None
@@ -110,19 +111,19 @@ class _EveryWidth(Drafter):
             return _Widths(context)
         asked = self.drafter.start(context)
         asked.close()
-        return _Widths(context, asked.features)
+        return _Widths(context, asked.features, asked.likeliest)
 
 
 class _Widths(DraftSession):
     weighs = True
 
-    def __init__(self, context: DraftContext, features: Sequence[Feature] = ()) -> None:
+    def __init__(self, context: DraftContext, features: Sequence[Feature] = (), likeliest: int = 0) -> None:
         """
         Args:
             features: that the forwards give; those that give others are other recordings.
         """
         super().__init__(context)
-        self.features = features
+        self.features, self.likeliest = features, likeliest
         self.shapes = cycle([(width, tree) for width in WIDTHS for tree in (False, True)])
 
     def propose(self, sequences: Sequences, room: list[int]) -> Draft:

@@ -16,7 +16,6 @@ from torch import Tensor
 from ..errors import shown, warn
 from .attention import classes, is_stock, named_by
 from .devices import input_device
-from .fingerprint import NOTED
 from .probe import why_not_over
 from .ragged import RaggedRunner
 from .remembered import Remembered
@@ -43,24 +42,19 @@ def _by_inductor(function: Function) -> Function:
 COMPILERS: dict[str, Compiler] = {"cuda": _by_inductor}
 """by kind of device; elsewhere nothing is fused"""
 
-_fused: Remembered["PreTrainedModel | None"] = Remembered()
+_fusing: Remembered["Fusing | None"] = Remembered()
 
 
 def fused(model: "PreTrainedModel") -> "PreTrainedModel":
-    """What computes a model's forwards over static buffers: its fused twin, remembered as long as the model stays as it
+    """What computes a model's forwards over static buffers: a fused twin, whose kernels stay as long as the model as it
     is; the model itself where nothing can be fused, or what is computes something else."""
     compiler = COMPILERS.get(input_device(model).type)
-    made = None if compiler is None else _fused.of(model, lambda: _tried(model, Fusing(compiler)))
-    if made is None:
-        return model
-    for name, part in model.named_modules():
-        if NOTED in vars(part):  # hooks are common to both, and are not to be put there twice
-            vars(made.get_submodule(name))[NOTED] = vars(part)[NOTED]
-    return made
+    fusing = None if compiler is None else _fusing.of(model, lambda: _tried(model, Fusing(compiler)))
+    return model if fusing is None else fusing.twin(model)
 
 
-def _tried(model: "PreTrainedModel", fusing: "Fusing") -> "PreTrainedModel | None":
-    """The twin, once it gave the model's logits; all that it needs is compiled then."""
+def _tried(model: "PreTrainedModel", fusing: "Fusing") -> "Fusing | None":
+    """What fuses it, once its twin gave the model's logits; all that it needs is compiled then."""
     try:
         if all(fusing.of(kind) is kind for kind in classes(model)):
             return None
@@ -68,7 +62,7 @@ def _tried(model: "PreTrainedModel", fusing: "Fusing") -> "PreTrainedModel | Non
     except Exception as error:  # of a compiler that lacks something here
         warn(f"small operations of {type(model).__name__} are not fused: {shown(error)}. The text is not affected")
         return None
-    return None if differs else fusing.twin(model)
+    return None if differs else fusing
 
 
 class Fusing:

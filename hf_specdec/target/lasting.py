@@ -41,3 +41,4 @@ def on_lasting_thread(action: Callable[[], T]) -> T:
         return running.result()
     finally:  # also where the wait is interrupted: the tensors are not free before
         wait([running])
+        del running  # which has what was raised, whose traceback has this frame

@@ -21,7 +21,7 @@ T = TypeVar("T")
 MET = 2
 """times that a step is met before it is recorded: many shapes come once"""
 
-MOST_RECORDED = 128
+MOST_RECORDED = 256
 """steps of one set of tensors: each setting of sampling, and each length that texts have doubled to, has its own"""
 
 MOST_MET = 1024
@@ -119,8 +119,8 @@ class RecordedSteps:
             warn(f"a forward is not recorded: it raised {shown(error)}. The text is not affected")
             return False
         recordings.append(now() - began)
-        if _told is not None:
-            _told()
+        if (told := _told) is not None:
+            told()
         while len(self._recorded) > MOST_RECORDED:
             self._recorded.popitem(last=False)
         return True

@@ -48,9 +48,8 @@ class Shelf:
                 found = _made(like, rows, slots, device)
             else:
                 found.take()
-                self.kept.remove(found)
             found.turn = next(_turns)
-            self.kept = [found, *self.kept][:MOST_KEPT]
+            self.kept = [found, *(kept for kept in self.kept if kept is not found)][:MOST_KEPT]
             return found
 
     def let_go_of(self, buffers: Buffers) -> None:
@@ -81,7 +80,8 @@ def release(model: "PreTrainedModel") -> None:
         model: a target, a draft model or a head's.
     """
     with _lock:
-        _shelves.pop(model, None)
+        for inside in model.modules():  # of one that adapters or `torch.compile` are put around, too
+            _shelves.pop(inside, None)
     torch.cuda.empty_cache()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import models
 import pytest
+import torch
 from captured_calls import CAPTURED, DRAFTERS, decode
 from head_pairs import PAIRS, drafting_goes_on
 from stream_models import never_paused, streams_of, target_of
@@ -14,8 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_specdec.target import shelf
+import hf_specdec
+from hf_specdec import PromptLookupDrafter, SpeculationWarning
+from hf_specdec.target import recorded, shelf
+from hf_specdec.target.lasting import on_lasting_thread
 from hf_specdec.target.recorded import RecordedSteps
+from hf_specdec.target.shelf import shelf_of
 
 pytestmark = pytest.mark.real_time
 __all__ = ["drafting_goes_on"]
@@ -76,3 +81,36 @@ def test_what_is_read_stays(
     gc.collect()
     assert not [what for ref, what in read.values() if ref.expired()]
     assert shelf.shelf_of(model).kept, "which is what holds them"
+
+
+def test_recordings_that_fail_leave_their_buffers_at_once() -> None:
+    """Nobody waits for the garbage collector, least of all where memory is short."""
+    model, held = models.llama(), []
+
+    class Failing:
+        def __init__(self, device: torch.device) -> None:
+            """Nothing to prepare."""
+
+        def __call__(self, step: Any) -> Any:
+            return on_lasting_thread(lambda: 1 / 0)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(SpeculationWarning, match="not recorded"):
+        patch.setitem(recorded.RECORDERS, "cpu", Failing)
+        gc.disable()
+        try:
+            for _ in range(4):
+                drafter = PromptLookupDrafter()
+                decode(model, drafter, [9], speculation={"forwards": "captured"})
+                held.append(drafter.last_stats.held_bytes)
+        finally:
+            gc.enable()
+    assert len(set(held)) == 1 and held[0] > 0
+
+
+def test_release_finds_what_is_inside_another_model() -> None:
+    model, drafter = models.llama(), PromptLookupDrafter()
+    decode(model, drafter, [9], speculation={"forwards": "captured"})
+    around = torch.nn.Sequential(model)
+    assert shelf_of(model).kept
+    hf_specdec.release(around)
+    assert not shelf_of(model).kept
