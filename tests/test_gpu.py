@@ -119,6 +119,12 @@ def test_the_report_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
         assert any(line.startswith(beginning) for line in found), (beginning, found)
 
 
+def test_its_modules_find_what_they_ask_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", "steps", "timings", "profiles"):
+        module(name, monkeypatch)
+
+
+@pytest.mark.slow
 @pytest.mark.fresh_python  # its processes have sessions of their own
 @pytest.mark.real_time
 def test_every_step_is_timed_in_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
