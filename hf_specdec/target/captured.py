@@ -188,8 +188,10 @@ class Captured(RaggedRunner):
                 buffers.ends.sub_(done)  # as it was: a step can be run again
             return [torch.stack(several, 1) for several in zip(*chosen, strict=True)]
 
-        for each in (*others, count):
-            chosen = self._run(("chain", begun, each, key), partial(steps, each), rows, 1, each)
+        for each in others:
+            if self.cache.will_record(("chain", begun, each, key)):
+                self._run(("chain", begun, each, key), partial(steps, each), rows, 1, each)
+        chosen = self._run(("chain", begun, count, key), partial(steps, count), rows, 1, count)
         if lengths is None:
             self.cache.slots.advance(begun + count - 1)
         return tuple(several[:rows].clone() for several in chosen)

@@ -137,11 +137,16 @@ class CapturedCache(RaggedCache):
         what it gives for another one's is overwritten."""
         recorded, end, other = self.buffers.recorded, self.slots.end, seen_of(1)
         while is_at_once() and not self.whole and other <= self.buffers.slots:
-            self.slots.end = other
-            recorded.run((key, other), step)
+            if recorded.will_record((key, other)):
+                self.slots.end = other
+                recorded.run((key, other), step)
             other *= 2
         self.slots.end = end
         return recorded.run((key, end), step)
+
+    def will_record(self, key: Hashable) -> bool:
+        """Whether `run` is about to record this step."""
+        return self.buffers.recorded.will_record((key, self.slots.end))
 
     def show(self, visible: Tensor, offset: Tensor) -> None:
         visible, offset, (rows, columns) = visible.clone(), offset.clone(), visible.shape  # they may be the buffers'

@@ -4,10 +4,12 @@ import models
 import pytest
 import simulated
 import torch
+from close_drafts import nearly
 from laboratory import script
 from simulated import CALL, KERNEL, LAUNCH, MEASURED, TRANSFER, Device, forward_seconds
 
-from hf_specdec import PromptLookupDrafter, clock, transfer
+import hf_specdec
+from hf_specdec import DraftModelDrafter, PromptLookupDrafter, clock, transfer
 from hf_specdec.target.recorded import RecordedSteps, at_once
 
 HERE = torch.device("cpu")
@@ -65,3 +67,16 @@ def test_a_prediction_is_the_same_twice() -> None:
         model, prompts = models.llama(), [models.prompts([9])["input_ids"]]
         lines.append([float(cell) for cell in laboratory.predicted(model, PromptLookupDrafter(), prompts, 12).cells])
     assert lines[1] == pytest.approx(lines[2], rel=0.02) and lines[1][3] >= 1e3 * MEASURED[1]
+
+
+def test_a_warm_up_makes_drafts_look_no_dearer_than_they_are() -> None:
+    """All chains and lengths of text are recorded there, with any that is met: once, and that is no cost."""
+    model = models.llama()
+    drafter, device, call = DraftModelDrafter(nearly(model)), Device(model), {"do_sample": False, "pad_token_id": 0}
+    call |= {"max_new_tokens": 60, "speculation": {"forwards": "captured"}}
+    with device.simulated():
+        hf_specdec.warm_up(model, drafter, **models.prompts([9]), **call)
+        drafter.last_stats = None
+        model.generate(**models.prompts([9], seed=1), **call, assistant_model=drafter)
+    stats = drafter.last_stats
+    assert stats is not None and stats.draft_calls > stats.target_calls and not stats.notes, stats
