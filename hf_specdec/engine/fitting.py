@@ -26,7 +26,7 @@ Ask = Callable[[int, int], Any]
 
 def no_draft(rows: int, device: torch.device) -> Draft:
     """Nothing, for so many rows."""
-    return Draft(torch.empty(rows, 0, dtype=torch.long, device=device), [0] * rows, known=[[]] * rows)
+    return Draft.from_lists([[]] * rows, device)
 
 
 def checked_draft(draft: Draft, room: Sequence[int], vocab: int) -> Draft:
@@ -103,7 +103,9 @@ def fit(
         draft = on_device(draft, context.device)
     if draft.parents is not None and not context.trees:
         draft = _first_branches(draft)
-    return _in_step(draft, pads) if context.lockstep and draft.parents is None else draft
+    if context.lockstep and draft.parents is None:
+        draft = _in_step(draft, pads)
+    return draft if draft.known is None else replace(draft, known=values_on_host(draft.tokens))
 
 
 def cut(draft: Draft, lengths: list[int]) -> Draft:
@@ -118,7 +120,6 @@ def cut(draft: Draft, lengths: list[int]) -> Draft:
     return replace(
         draft,
         tokens=draft.tokens[:, :width],
-        known=None if draft.known is None else [row[:width] for row in draft.known],
         lengths=lengths,
         parents=parents,
         survival=None,  # of no more use: it said where to cut
@@ -128,9 +129,10 @@ def cut(draft: Draft, lengths: list[int]) -> Draft:
 
 
 def on_device(draft: Draft, device: torch.device) -> Draft:
-    """The draft where the target's ids are, in the types that are reckoned with."""
+    """The draft where the target's ids are, in the types that are reckoned with. The host need not know it any more."""
     return replace(
         draft,
+        known=None,
         tokens=moved(draft.tokens, device).long(),
         token_probs=None if draft.token_probs is None else moved(draft.token_probs, device).float(),
         q=None if draft.q is None else moved(draft.q, device).float(),
@@ -172,13 +174,8 @@ def _first_branches(draft: Draft) -> Draft:
     index = index.view(-1, width)
     probs = None if draft.token_probs is None else draft.token_probs.gather(1, index)
     q = None if draft.q is None else draft.q.gather(1, index[..., None].expand(-1, -1, draft.q.shape[2]))
-    tokens, lengths = draft.tokens.gather(1, index), [len(branch) for branch in branches]
-    return Draft(tokens, lengths, None, probs, q, draft.sources, known=_again(draft, tokens))
-
-
-def _again(draft: Draft, tokens: Tensor) -> list[list[int]] | None:
-    """`Draft.known` of what was made of a draft."""
-    return None if draft.known is None else values_on_host(tokens)
+    lengths = [len(branch) for branch in branches]
+    return replace(draft, tokens=draft.tokens.gather(1, index), lengths=lengths, parents=None, token_probs=probs, q=q)
 
 
 def _in_step(draft: Draft, pads: Sequence[int | None]) -> Draft:
@@ -193,5 +190,4 @@ def _in_step(draft: Draft, pads: Sequence[int | None]) -> Draft:
         tokens = tokens.masked_fill(to_device(finished, tokens.device, torch.bool)[:, None], pad)
     probs = None if draft.token_probs is None else draft.token_probs[:, :width]
     q = None if draft.q is None else draft.q[:, :width]
-    lengths = [0 if out else width for out in finished]
-    return Draft(tokens, lengths, None, probs, q, draft.sources, known=_again(draft, tokens))
+    return replace(draft, tokens=tokens, lengths=[0 if out else width for out in finished], token_probs=probs, q=q)

@@ -135,7 +135,7 @@ class Rows:
     def before(self, draft: Draft) -> Tensor | list[list[int]]:
         """The last accepted token of each row, followed by its draft [B, K + 1]: in lists where the host knows it, else
         on the device."""
-        if draft.known is None or not all([row.tokens for row in self.all]):  # behind `inputs_embeds` there is none
+        if draft.known is None:
             return torch.cat([self.last(range(len(self.all))), moved(draft.tokens, self.device)], 1)
         return [[row.tokens[-1], *known] for row, known in zip(self.all, draft.known, strict=True)]
 

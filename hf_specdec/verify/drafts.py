@@ -17,7 +17,7 @@ NO_VALUES = torch.empty(0, dtype=torch.long, device="cpu")
 def is_sound(draft: Draft, vocab: int) -> Tensor:
     """Whether all ids are in the vocabulary and all q are probabilities: a boolean on the draft's device, or no value
     where nothing was drafted, or is known to be sound."""
-    if not draft.tokens.shape[1] or (draft.known is not None and draft.token_probs is None):
+    if not draft.tokens.shape[1] or draft.known is not None:
         return NO_VALUES
     fine = (draft.tokens >= 0) & (draft.tokens < vocab)
     if draft.token_probs is not None:
