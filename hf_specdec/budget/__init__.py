@@ -4,7 +4,7 @@ that give most tokens per second are verified."""
 from .acceptance import Acceptance
 from .account import SAVED, Account
 from .controller import DRAFTED, GUESS, LOOK, Controller, Drafted, Experience
-from .cost import Cost, CostView, DraftCost, Times
+from .cost import Cost, CostView, DraftCost, Times, padded_to
 from .decision import FORESIGHT, LONGEST, MOST_NODES, SUMMED, Advance, most_per_second, nodes_that_pay, steps_that_pay
 from .evidence import Evidence, Proposer
 from .learned import Learned
@@ -39,5 +39,6 @@ __all__ = [
     "are_chains",
     "most_per_second",
     "nodes_that_pay",
+    "padded_to",
     "steps_that_pay",
 ]

@@ -43,6 +43,12 @@ class Times(NamedTuple):
         return median_low(self.last) if self.last else 0.0
 
 
+def padded_to(widths: Sequence[int], width: int) -> int:
+    """The next of these widths, the narrowest of which comes first; the width itself where it is above all."""
+    place = bisect_left(widths, width)
+    return widths[place] if place < len(widths) else width
+
+
 class Cost:
     """Times of a target's forwards by rows and width, and of what a round takes beside them and drafting. One for all
     that draft for the target, who read it by a `CostView`. What threads read is replaced, never changed.
@@ -69,8 +75,7 @@ class Cost:
 
     def padded(self, width: int) -> int:
         """The width of a forward that is fed so many tokens per row."""
-        place = bisect_left(self.widths, width)
-        return self.widths[place] if place < len(self.widths) else width
+        return padded_to(self.widths, width)
 
     def within(self, count: int) -> int:
         """Nodes of the widest forward that is no wider than one of so many, or of the narrowest."""

@@ -1,6 +1,5 @@
 """`CapturedRunner`: rows in static buffers, forwards of a few fixed widths, replayed where the device can."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -8,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..budget import FORESIGHT
+from ..budget import FORESIGHT, padded_to
 from ..errors import SpeculationError, warn
 from ..protocol import Feature, FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
@@ -127,8 +126,7 @@ class Captured(RaggedRunner):
     ) -> T:
         """What a step gives of an inbox with these tokens [B, T]. Equal keys mean equal steps."""
         rows, width = len(tokens), len(tokens[0])
-        place = bisect_left(self.widths, width)
-        padded = self.widths[place] if place < len(self.widths) else width
+        padded = padded_to(self.widths, width)
         buffers = self.cache.with_room(padded * slots_per_token)
         inbox = Inbox.of(buffers, padded, parents is not None)
         inbox.fill(tokens, self.cache.to_tell(), counted, parents)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..protocol import FedTree, Found
 from .largest import argmax, topk
+from .verification import last_two
 
 
 class Told(NamedTuple):
@@ -61,7 +62,7 @@ class GreedyFinder:
         kept = torch.arange(width + 1, device=device).repeat(rows, 1)
         kept = kept.scatter_(1, torch.where(accepted, depth, width), place.expand(rows, -1))[:, :width]
         texts = choices.gather(1, kept)
-        last = torch.cat([tokens[:, :1], texts], 1).gather(1, n[:, None] + torch.arange(2, device=device))
+        last = last_two(tokens[:, :1], texts, n)
         told = [sound.long(), n[:, None], kept, texts, tokens]
         if self.successors:
             told.append(topk(logits, self.successors)[1].flatten(1))

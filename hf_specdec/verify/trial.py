@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..protocol import Draft, Forward, Sequences
@@ -12,7 +11,7 @@ from ..schedule import Meanwhile
 from ..transfer import to_device
 from .drafts import NO_VALUES, padded, to_host_together
 from .largest import topk
-from .verification import NOTHING
+from .verification import NOTHING, last_two
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Trial:
     def last_two(self, n: Tensor, texts: Tensor) -> Tensor:
         """[B, 2] the last tokens of each text where it gains n + 1 tokens of `texts` [B, W]."""
         assert self.last is not None
-        return torch.cat([self.last, texts], 1).gather(1, n[:, None] + torch.arange(2, device=n.device))
+        return last_two(self.last, texts, n)
 
     def places(self, b: int) -> dict[int, int]:
         """The place of each node of row b that there are scores for. Node -1 is the last accepted token."""

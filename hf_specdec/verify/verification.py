@@ -84,6 +84,11 @@ def accepted_lengths(passed: Tensor, lengths: Tensor) -> Tensor:
     return (passed & counted).long().cumprod(dim=1).sum(dim=1)
 
 
+def last_two(last: Tensor, texts: Tensor, n: Tensor) -> Tensor:
+    """[B, 2] the last tokens of texts that end with `last` [B, 1] and gain the first n + 1 of `texts` [B, W]."""
+    return torch.cat([last, texts], 1).gather(1, n[:, None] + torch.arange(2, device=n.device))
+
+
 def follow(tokens: Sequence[int], parents: Sequence[int] | None, choices: Sequence[int | None]) -> list[int]:
     """Walk a draft along what the target chose; returns the accepted nodes from the root down.
 
