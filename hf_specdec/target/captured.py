@@ -12,21 +12,27 @@ from ..errors import SpeculationError, warn
 from ..protocol import Feature, FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
 from .cache import RaggedCache
-from .captured_cache import CapturedCache
+from .captured_cache import CapturedCache, begin
 from .compiled import compiles
 from .features import shown
-from .fingerprint import replaced
+from .fingerprint import fingerprint, is_looked_on, replaced
 from .fused import fused
 from .inbox import Inbox, Tokens
-from .inputs import as_when_decoding, position_limit
+from .inputs import RAGGED_INPUTS, as_when_decoding, is_idle, mixes_experts, position_limit, prompt_is_stock
 from .ragged import RaggedRunner, Reader
 from .recorded import is_at_once
 from .rounding import TEXT, TRIED, widths_alike
+from .shelf import shelf_of
 
 T = TypeVar("T")
 
 MOST_AHEAD = 1024
 """new tokens that buffers have room for from the start, of calls that may come to so many"""
+
+CHUNKS = (*WIDTHS, 128, 256, 512)
+"""tokens of all rows in a forward of a prompt that is recorded"""
+MOST_READ = 2048
+"""tokens of all rows of such a prompt: over more of them the device computes for longer than a host launches"""
 
 Choose = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
 
@@ -60,7 +66,7 @@ class Captured(RaggedRunner):
 
     def computing(self, width: int) -> Any:
         """What is recorded is fused from the first time on, that it rounds alike. Whoever looks on sees wide ones."""
-        if not self.is_captured or width > WIDEST:
+        if not self.is_captured or width not in self.widths:
             return super().computing(width)
         return self.model if compiles(self.model) or replaced(self.model) is not None else self.fused
 
@@ -127,15 +133,15 @@ class Captured(RaggedRunner):
         """What a step gives of an inbox with these tokens [B, T]. Equal keys mean equal steps."""
         rows, width = len(tokens), len(tokens[0])
         padded = padded_to(self.widths, width)
-        buffers = self.cache.with_room(padded * slots_per_token)
-        inbox = Inbox.of(buffers, padded, parents is not None)
+        buffers, is_kept = self.cache.with_room(padded * slots_per_token), padded in self.widths
+        inbox = Inbox.of(buffers, padded, parents is not None, is_kept)
         inbox.fill(tokens, self.cache.to_tell(), counted, parents)
 
         def stepped() -> T:
             buffers.ends.copy_(inbox.ends)
             return step(inbox, inbox.tree())
 
-        return stepped() if padded > WIDEST else self._run((padded, parents is None, key), stepped, rows, width)
+        return self._run((padded, parents is None, key), stepped, rows, width) if is_kept else stepped()
 
     def _seen(self, inbox: Inbox, tree: FedTree | None) -> tuple[Tensor | None, Tensor]:
         """What `shape` says."""
@@ -223,6 +229,54 @@ class CapturedRunner(Captured):
         if not self.bitwise:
             self.most_slots = min(self.most_slots, self.prompt.shape[1] + MOST_AHEAD)
 
+    def prefill(self) -> Forward:
+        """The prompt's forward, as plain decoding does it; or recorded, in chunks, once an earlier call has shown what
+        the model's cache holds."""
+        if not self._begun():
+            return super().prefill()
+        self.adopt(self.prompt.shape[1])
+        if not self.is_captured:
+            return super().prefill()
+        width, most = self.prompt.shape[1], CHUNKS[-1] // self.cache.rows
+        self.pads_to, decoding = [each for each in CHUNKS if each <= most], self.pads_to
+        read = [self._read(begin, min(begin + most, width)) for begin in range(0, width, most)]
+        self.pads_to = decoding
+        states = {name: torch.cat([each.features[name] for each in read], 1) for name in self.features}
+        return Forward(read[-1].logits, features=states)
+
+    def _begun(self) -> bool:
+        """Whether the prompt is to be recorded; then the stock cache has layers, of no columns yet."""
+        given = {name for name, value in self.model_kwargs.items() if not is_idle(self.model, name, value)}
+        used = self.new_columns is not None or self.stock.get_seq_length() > 0
+        tokens = power_of_two(len(self.rows)) * self.prompt.shape[1]
+        if used or tokens > MOST_READ or given - RAGGED_INPUTS or "inputs_embeds" in given or self.bitwise:
+            return False
+        if compiles(self.model) or mixes_experts(self.model) or not prompt_is_stock(self.model):
+            return False
+        if any(map(is_looked_on, self.model.modules())):  # for the prompt alone
+            return False
+        like = shelf_of(self.model).recording(fingerprint(self.model))
+        return like is not None and begin(self.stock, like, len(self.rows))
+
+    def _read(self, begin: int, end: int) -> Forward:
+        """The prompt's columns from `begin` to `end`, with the logits behind the last of them."""
+
+        def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Tensor, dict[Feature, Tensor]]:
+            positions = self.cache.buffers.input("positions", inbox.width, dtype=torch.long)
+            last = inbox.counted[:1]
+            outputs = self.read(inbox.tokens, *self._seen(inbox, tree), position_ids=positions, logits_to_keep=last)
+            return self.shared(outputs.logits), shown(outputs, self.features, inbox.width, self.cache.slots)
+
+        tokens, width = self.prompt[:, begin:end], end - begin
+        rows, buffers = len(tokens), self.cache.with_room(padded_to(self.widths, width))
+        positions = buffers.input("positions", padded_to(self.widths, width), dtype=torch.long)
+        positions[:rows, :width] = self.of_prompt[:, begin:end]
+        key = "prompt", *self.features
+        logits, states = self._fed(tokens, None, [width - 1], stepped, key)
+        self.cache.slots.advance(width)
+        features = {name: each[:rows, :width].clone() for name, each in states.items()}
+        return Forward(logits[:rows].clone(), features=features)
+
     def _taken_over(self) -> RaggedCache:
         columns = max(self.columns, self.most_slots)
         try:
@@ -233,8 +287,8 @@ class CapturedRunner(Captured):
             warn(NO_MEMORY)
             return super()._taken_over()
 
-    def adopt(self) -> None:
-        super().adopt()
+    def adopt(self, columns: int | None = None) -> None:
+        super().adopt(columns)
         if self.bitwise:
             self.cache.whole = True
             with as_when_decoding(self.model):

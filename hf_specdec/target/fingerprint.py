@@ -70,14 +70,24 @@ def hooks(module: nn.Module) -> list[Any]:
     return [hook for of in (*_hooks(module), *of_all) for hook in list(of.values()) if _counts(hook)]
 
 
+def is_looked_on(module: nn.Module) -> bool:
+    """Whether something is called before or after the next forward, and be it that one alone."""
+    return any(_is_seen(hook) for of in _hooks(module) for hook in list(of.values()))
+
+
 def _hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     """By numbers, of which none is given twice."""
     return module._forward_pre_hooks, module._forward_hooks
 
 
 def _counts(hook: Any) -> bool:
-    """Not what only notes hidden states, which a recording has, and not what serves one forward of one thread."""
-    return getattr(hook, "__module__", "") != NOTING and not hasattr(hook, "of_one_forward")
+    """Not what serves one forward of one thread."""
+    return _is_seen(hook) and not hasattr(hook, "of_one_forward")
+
+
+def _is_seen(hook: Any) -> bool:
+    """Not what only notes hidden states, which a recording has."""
+    return getattr(hook, "__module__", "") != NOTING
 
 
 def replaced(module: Any) -> Any:

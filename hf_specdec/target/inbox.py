@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..protocol import FedTree
 from ..transfer import fill
-from .buffers import WIDEST, Buffers
+from .buffers import Buffers
 
 Tokens = Tensor | Sequence[Sequence[int]]
 """[B, T] on the device, or in lists where the host knows them"""
@@ -22,10 +22,10 @@ class Inbox(NamedTuple):
     width: int
 
     @classmethod
-    def of(cls, buffers: Buffers, width: int, is_tree: bool) -> "Inbox":
-        """The one of steps of this width."""
+    def of(cls, buffers: Buffers, width: int, is_tree: bool, is_kept: bool) -> "Inbox":
+        """The one of steps of this width, which are recorded if it is kept."""
         columns = 2 + width * (1 + is_tree)
-        if width <= WIDEST:
+        if is_kept:
             return cls(buffers.input("inbox", columns, dtype=torch.long), width)
         return cls(torch.zeros(buffers.rows, columns, dtype=torch.long, device=buffers.device), width)
 

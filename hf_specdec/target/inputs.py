@@ -8,6 +8,8 @@ from transformers import GenerationMixin
 from transformers.cache_utils import CacheLayerMixin
 from transformers.generation import GenerateDecoderOnlyOutput
 
+from .attention import is_stock
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -69,6 +71,12 @@ def prepares_stock_inputs(model: "PreTrainedModel") -> bool:
     """Whether nothing (the class, PEFT, remote code) has its own idea of the inputs of a decoding step."""
     prepare = getattr(model.prepare_inputs_for_generation, "__func__", None)
     return prepare is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
+
+
+def prompt_is_stock(model: "PreTrainedModel") -> bool:
+    """Whether a prompt's forward is one of transformers', which gives the logits of those columns that it is told."""
+    takes = inspect.signature(model.forward).parameters
+    return "logits_to_keep" in takes and is_stock(type(model).forward) and prepares_stock_inputs(model)
 
 
 def is_idle(model: "PreTrainedModel", name: str, value: Any) -> bool:

@@ -76,9 +76,13 @@ class RaggedRunner:
         self.adopt()
         return answer
 
-    def adopt(self) -> None:
-        """Take over the stock cache, which holds the prompt."""
-        self.columns = self.stock.get_seq_length()
+    def adopt(self, columns: int | None = None) -> None:
+        """Take over the stock cache.
+
+        Args:
+            columns: of the prompt, if that is still to be read; None where the cache holds it.
+        """
+        self.columns = self.stock.get_seq_length() if columns is None else columns
         self.cache = self._taken_over()
         rows, device = len(self.rows), self.cache.device
         mask, positions = self.model_kwargs.get("attention_mask"), self.model_kwargs.get("position_ids")
@@ -88,7 +92,8 @@ class RaggedRunner:
         # Not asked of an accelerator, which would have to be waited for.
         self.padded = mask is not None and (device.type != "cpu" or not bool(visible.all()))
         if positions is None:
-            positions = visible.long().cumsum(-1) - 1
+            positions = (visible.long().cumsum(-1) - 1).clamp_min(0)
+        self.of_prompt = positions
         self.cache.show(visible, (positions[:, -1:] + 1 - self.columns).expand(rows, 1).to(device))
 
     def _taken_over(self) -> RaggedCache:
@@ -141,8 +146,12 @@ class RaggedRunner:
         """
         return step(tokens, *self.shape(parents, tokens.shape[1]))
 
-    def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor) -> Any:
-        """The model's outputs over tokens [B, T] that see what `shape` says; no row is advanced."""
+    def read(self, tokens: Tensor, seen: Tensor | None, depth: Tensor, **inputs: Any) -> Any:
+        """The model's outputs over tokens [B, T] that see what `shape` says; no row is advanced.
+
+        Args:
+            inputs: of the model, in place of those made here or beside them.
+        """
         self.cache.reserve(tokens.shape[1])
         extra, compute = asking(self.features), self.computing(tokens.shape[1])
         ends = [] if self.is_captured else [length + tokens.shape[1] for length in self.cache.lengths]
@@ -150,11 +159,9 @@ class RaggedRunner:
             return compute(
                 input_ids=tokens,
                 attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth),
-                position_ids=self.positions(depth),
                 use_cache=True,
                 return_dict=True,
-                **{CACHE: self.cache},
-                **extra,
+                **{"position_ids": self.positions(depth), CACHE: self.cache} | extra | inputs,
             )
 
     def _as_plainly(self, width: int) -> bool:

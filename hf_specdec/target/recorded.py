@@ -77,6 +77,11 @@ class RecordedSteps:
         self._failed: set[Hashable] = set()
 
     @property
+    def records(self) -> bool:
+        """Whether the device can."""
+        return self._record is not None
+
+    @property
     def num_bytes(self) -> int:
         """That recordings take of the device's memory."""
         return getattr(self._record, "num_bytes", 0)

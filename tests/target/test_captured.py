@@ -21,14 +21,17 @@ from transformers import DynamicCache, StaticCache
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, PromptLookupDrafter
+from hf_specdec.protocol import Forward
 from hf_specdec.target import buffers, capturable, captured, captured_cache, shelf
 from hf_specdec.target import recorded as recording
 from hf_specdec.target.buffers import power_of_two
 from hf_specdec.target.capturable import wants_captured, why_not_captured
+from hf_specdec.target.captured import CapturedRunner
 from hf_specdec.target.captured_cache import CapturedLayer
 from hf_specdec.target.fingerprint import fingerprint
-from hf_specdec.target.inputs import CACHE
+from hf_specdec.target.inputs import CACHE, position_limit
 from hf_specdec.target.probe import Support, support
+from hf_specdec.target.ragged import RaggedRunner
 from hf_specdec.target.shelf import shelf_of
 
 pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's forwards, and a replay makes none
@@ -119,6 +122,56 @@ def test_a_warm_up_says_why_nothing_was_recorded() -> None:
     assert "does not run without values" in hf_specdec.warm_up(model, **models.prompts([5]), speculation=CAPTURED)
     with pytest.raises(hf_specdec.SpeculationError, match="an example of a call"):
         hf_specdec.warm_up(model)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma3", "GPT-2"])
+@pytest.mark.parametrize("lengths", [[3], [64], [65], [600], [9, 4, 7], [150, 90, 3]], ids=str)
+def test_a_recorded_prompt_gives_what_an_eager_one_does(name: str, lengths: list[int]) -> None:
+    model, inputs = built(name), models.prompts(lengths)
+    if max(lengths) > position_limit(model):
+        pytest.skip("longer than the model's positions")
+
+    def prompt(kind: type[RaggedRunner]) -> tuple[RaggedRunner, Forward]:
+        mask = inputs["attention_mask"]
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        given = {"attention_mask": mask, "position_ids": positions, CACHE: DynamicCache(config=model.config)}
+        runner = kind(model, given, ids)
+        runner.features = (1, -1)
+        return runner, runner.prefill()
+
+    ids = inputs["input_ids"]
+    with torch.no_grad(), traced():
+        plain, expected = prompt(RaggedRunner)
+        prompt(CapturedRunner)  # buffers show what the cache holds
+        for _ in range(3):
+            played, (runner, found) = Traced.played, prompt(CapturedRunner)
+            torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-4)
+            for feature, states in expected.features.items():
+                seen = inputs["attention_mask"].bool()
+                torch.testing.assert_close(found.features[feature][seen], states[seen], atol=1e-5, rtol=1e-4)
+            assert runner.lengths == plain.lengths and runner.columns == plain.columns
+            nexts = [each.forward(ids[:, :5]).logits for each in (runner, plain)]
+            torch.testing.assert_close(*nexts, atol=1e-4, rtol=1e-4)
+            plain.truncate([plain.columns] * len(lengths))
+    assert Traced.played > played, "the last prompt was replayed"
+
+
+def test_calls_that_are_replayed_run_no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the target nor the draft, not even for the prompt."""
+    model, draft = models.llama(), models.llama(seed=1)
+    drafter, forwards, run = DRAFTERS["fixed"](draft), [], type(model).__call__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        forwards.append(self)
+        return run(self, *args, **kwargs)
+
+    plain = decode(model, None, [9, 4, 7])
+    with traced():
+        for _ in range(4):
+            decode(model, drafter, [9, 4, 7], speculation=CAPTURED)
+        monkeypatch.setattr(type(model), "__call__", noted)
+        assert torch.equal(decode(model, drafter, [9, 4, 7], speculation=CAPTURED), plain)
+    assert not forwards
 
 
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]])
@@ -433,10 +486,10 @@ def test_a_draft_that_fails_in_the_middle_of_its_recording_is_made_without(monke
     drafter, plain = DraftModelDrafter(model, num_draft_tokens=4), decode(model, None, [9])
     record, read, left = Traced.__call__, captured.Captured.read, []
 
-    def reading(self: Any, *args: Any) -> Any:
+    def reading(self: Any, *args: Any, **inputs: Any) -> Any:
         if left and not left.pop():
             raise torch.OutOfMemoryError("out of memory")
-        return read(self, *args)
+        return read(self, *args, **inputs)
 
     def recording(self: Any, step: Any) -> Any:
         left[:] = [False, True, True]
