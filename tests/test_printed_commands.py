@@ -134,7 +134,7 @@ def small(arguments: list[str], known: set[str], sizes: dict[str, int]) -> list[
 def runs_here(command: str) -> bool:
     """Whether it ends by itself, and reads nothing that a script of the laboratory has to make."""
     words = words_of(command)
-    if words[0] != "hf-specdec" or words[1] in ELSEWHERE or {"--help", "--chat"} & set(words):
+    if words[0] != "hf-specdec" or words[1] in ELSEWHERE or {"--help", "--chat", "--server"} & set(words):
         return False
     return "--target" not in words or words[words.index("--target") + 1] in TARGETS
 

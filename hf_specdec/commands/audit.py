@@ -12,6 +12,8 @@ def audit(settings: AuditSettings) -> None:
     Example:
 
     hf-specdec audit --target smollm2 --drafter prompt_lookup --prompts chat --limit 2
+
+    hf-specdec audit --server http://localhost:8000 --without http://localhost:8001 --prompts chat
     """
     if not all(report.fine for report in run_audit(settings)):
         raise Exit(1)

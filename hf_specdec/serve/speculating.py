@@ -74,7 +74,8 @@ class Speculating:
         number, began = self.answers, now()
         try:
             self._check(*args, **kwargs)
-            output = None if self.plain_because else self._drafted(number, plain, *args, **kwargs)
+            off = getattr(kwargs.get("generation_config"), "speculation_type", None) == "none"
+            output = None if off or self.plain_because else self._drafted(number, plain, *args, **kwargs)
             if output is None:
                 output = plain(*args, **kwargs, speculation_type="none")
                 self.say(f"{number}: {now() - began:.2f} s, decoded plainly")

@@ -34,6 +34,8 @@ from hf_specdec.serve.server import (
     say,
 )
 from hf_specdec.serve.speculating import Speculating
+from hf_specdec.tools.audit.findings import AuditSettings
+from hf_specdec.tools.audit.run import run_audit
 from hf_specdec.tools.loading.models import Pair
 
 openai = pytest.importorskip("openai")
@@ -194,6 +196,23 @@ def test_completions_without_a_template(either: Served) -> None:
     out = type(either.target).generate(either.target, **ids, max_new_tokens=24, do_sample=False)
     answer = either.client.completions.create(model="tiny", prompt="abcabcab", max_tokens=24, temperature=0)
     assert answer.choices[0].text == either.text(out[0, ids["input_ids"].shape[1] :].tolist())
+
+
+def test_an_audit_of_the_server_finds_nothing(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside itself, told to draft nothing."""
+    monkeypatch.setattr(served.target.generation_config, "do_sample", True)
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"messages": QUESTION}))
+    known = {"server": f"http://127.0.0.1:{served.port}/v1", "prompts": str(tmp_path / "prompts.jsonl")}
+    off = json.dumps({"generation_config": json.dumps({"speculation_type": "none"})})
+    before = len(served.lines)
+    (report,) = run_audit(AuditSettings(**known, without=off, samples=50, max_new_tokens=32))
+    assert report.fine, capsys.readouterr().out
+    assert [found.said for found in report.findings[:4]] == ["1 of 1 the same"] * 4
+    assert report.findings[-2].said.startswith("p = ")
+    plain = [line.endswith("decoded plainly") for line in served.lines[before:]]
+    assert plain.count(True) > plain.count(False) > 50
 
 
 def test_many_clients_at_once(either: Served) -> None:

@@ -14,7 +14,8 @@ from hf_specdec import DraftModelDrafter, PromptLookupDrafter, SpeculationError
 from hf_specdec.tools.audit.findings import AuditSettings
 from hf_specdec.tools.audit.greedy import Greedy
 from hf_specdec.tools.audit.run import run_audit
-from hf_specdec.tools.audit.sampled import LEVEL, Sampled, two_samples
+from hf_specdec.tools.audit.sampled import Sampled
+from hf_specdec.tools.audit.samples import LEVEL, two_samples
 from hf_specdec.tools.bench.methods import Method
 
 PAIR = Path(__file__).parents[1] / "pair"
@@ -154,6 +155,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ({"drafters": ["prompt_lookup"], "temperature": 0.0}, "temperature"),
         ({"drafters": ["prompt_lookup"], "limit": 0}, "limit"),
         ({"baselines": ["plain"]}, "compared with"),
+        ({"target": "", "drafters": ["prompt_lookup"]}, "a --target, or a --server"),
     ],
 )
 def test_bad_settings_are_refused(bad: dict[str, Any], words: str, tmp_path: Path) -> None:

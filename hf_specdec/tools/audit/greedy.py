@@ -15,7 +15,7 @@ from ..bench.methods import PLAIN, Method
 from ..instruments.audit import Audit
 from ..instruments.forwards import wrapped_forward
 from ..loading.chat import batch
-from .findings import Finding
+from .findings import Finding, of_texts
 
 MOST_STOPS = 2
 """prompts on which every way to stop is tried"""
@@ -83,7 +83,7 @@ class Greedy:
     def _identity(self, method: Method) -> Finding:
         """One prompt at a time."""
         told = [self._parting(number, self.say(method, self.inputs[number])[0]) for number in range(len(self.prompts))]
-        return _of_texts("greedy text", told)
+        return of_texts("greedy text", told)
 
     def _batch(self, method: Method) -> Finding:
         """All prompts at once: what plain decoding says of that very batch."""
@@ -91,7 +91,7 @@ class Greedy:
             return Finding("greedy batch", True, "one prompt only")
         rows = self.say(method, self._inputs(self.prompts))
         told = [self._parting(b, row, self.together[b]) for b, row in enumerate(rows)]
-        return _of_texts("greedy batch", told)
+        return of_texts("greedy batch", told)
 
     def _parting(self, number: int, said: list[int], plain: list[int] | None = None) -> tuple[bool, str] | None:
         """Whether rounding explains where a text leaves plain decoding's, and a sentence; None for the same text."""
@@ -167,14 +167,6 @@ class Greedy:
         if heard.tokens != [*self.prompts[number], *said]:
             return f"{len(heard.tokens) - len(self.prompts[number])} tokens streamed, {len(said)} returned"
         return "" if heard.ended else "the streamer's end() was not called"
-
-
-def _of_texts(test: str, told: list[tuple[bool, str] | None]) -> Finding:
-    parted = [found for found in told if found is not None]
-    wrong, same = [said for fine, said in parted if not fine], len(told) - len(parted)
-    ties = len(parted) - len(wrong)
-    words = f"{same} of {len(told)} the same" + (f", {ties} near tie{'s' * (ties > 1)}" if ties else "")
-    return Finding(test, not wrong, words, [said for _, said in parted])
 
 
 class _Long(StoppingCriteria):

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,24 +12,34 @@ from tqdm import tqdm
 from ..bench.methods import PLAIN
 from ..loading.chat import prompt_ids
 from ..loading.outputs import writable_file
-from ..loading.prompts import load_prompts
+from ..loading.prompts import Prompt, load_prompts
+from .client import Server
 from .findings import AuditSettings, Report
 from .greedy import Greedy
 from .sampled import Sampled
-
-SAMPLED_PROMPTS = 2
+from .samples import SAMPLED_PROMPTS
+from .served import Served
 
 
 def run_audit(settings: AuditSettings) -> list[Report]:
-    """Audit every method, and print a table, its details, and a verdict on each method.
+    """Audit every method, or a server, and print a table, its details, and a verdict on each.
 
     Raises:
-        SpeculationError: bad settings, models that do not work, or a file that cannot be written.
+        SpeculationError: bad settings, models or a server that do not work, or a file that cannot be written.
     """
     settings.check()
     if settings.output is not None:
         writable_file(settings.output, "output")
     prompts = load_prompts(settings.prompts, settings.limit)
+    reports = _methods(settings, prompts) if settings.server is None else [_server(settings, settings.server, prompts)]
+    print_reports(reports)
+    if settings.output is not None:
+        settings.output.write_text(json.dumps([asdict(report) | {"fine": report.fine} for report in reports], indent=2))
+    return reports
+
+
+def _methods(settings: AuditSettings, prompts: list[Prompt]) -> list[Report]:
+    """Of each way of decoding."""
     pair = settings.load()
     plainly, *methods = settings.methods(pair, [PLAIN, *(settings.baselines or []), *(settings.drafters or [])])
     ids = [prompt_ids(pair.tokenizer, prompt, settings.raw) for prompt in prompts]
@@ -46,10 +57,18 @@ def run_audit(settings: AuditSettings) -> list[Report]:
                 progress.update()
             report.findings.append(greedy.guarded("sampled distribution", partial(sampled.finding, method)))
             progress.update()
-    print_reports(reports)
-    if settings.output is not None:
-        settings.output.write_text(json.dumps([asdict(report) | {"fine": report.fine} for report in reports], indent=2))
     return reports
+
+
+def _server(settings: AuditSettings, url: str, prompts: list[Prompt]) -> Report:
+    """Of a server with drafts."""
+    plain, fields = settings.without_drafts()
+    with tqdm(unit="answer", desc=url) as progress:
+        common: dict[str, Any] = {"model": settings.model, "timeout": settings.timeout, "raw": settings.raw}
+        drafting, plainly = (Server(*each, **common, asked=progress.update) for each in ((url, {}), (plain, fields)))
+        served = Served(drafting, plainly, prompts, settings.max_new_tokens)
+        findings = list(served.findings(settings.samples, settings.temperature, settings.seed))
+    return Report(url, findings)
 
 
 def print_reports(reports: list[Report]) -> None:

@@ -1,10 +1,8 @@
-"""Sampled calls, with a method and plainly: two samples of texts, and how likely they are to be of one distribution."""
+"""Sampled calls, with a method and plainly."""
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -12,10 +10,10 @@ from transformers import PreTrainedModel
 from ..bench.methods import PLAIN, Method
 from ..loading.sampling import sampling_at
 from .findings import Finding
+from .samples import PLACES, Sample, of_samples
 
-PLACES, WORDS = 4, 3
-"""tokens that are looked at together, behind the prompt's own; each is one of the likeliest, or another"""
-LEAST_EXPECTED, LEVEL, POWER, CHUNK = 5, 1e-3, 0.9, 100
+CHUNK = 100
+"""rows of a call"""
 
 
 @dataclass
@@ -33,12 +31,12 @@ class Sampled:
     def __post_init__(self) -> None:
         self.plain = [self.draw(self.plainly, inputs) for inputs in self.inputs]
 
-    def draw(self, method: Method, inputs: dict[str, Tensor]) -> list[tuple[int, ...]]:
+    def draw(self, method: Method, inputs: dict[str, Tensor]) -> Sample:
         """New tokens 2 to `PLACES + 1` of each sampled text; the first comes from the prompt's forward, undrafted."""
         options: dict[str, Any] = {"max_new_tokens": PLACES + 1, "min_new_tokens": PLACES + 1}
         options |= {"pad_token_id": self.pad} | sampling_at(self.temperature)
         chunk = 1 if method.single_row else min(CHUNK, self.samples)
-        rows: list[tuple[int, ...]] = []
+        rows: Sample = []
         torch.manual_seed(self.seed + (method.name != PLAIN))  # two samples, not one twice
         while len(rows) < self.samples:
             many = {name: value.expand(chunk, -1) for name, value in inputs.items()}
@@ -46,40 +44,5 @@ class Sampled:
         return rows[: self.samples]
 
     def finding(self, method: Method) -> Finding:
-        """Of all prompts the smallest p-value, times how many there are."""
-        tested = [two_samples(plain, self.draw(method, x)) for plain, x in zip(self.plain, self.inputs, strict=True)]
-        p, power = min(1.0, len(tested) * min(p for p, _ in tested)), max(found for _, found in tested)
-        detail = (
-            f"{PLACES} tokens of {self.samples} sampled texts, for each of {len(tested)} prompts, with plain "
-            f"decoding and with the method; a difference in {power:.0%} of the probability mass would be found "
-            f"{POWER:.0%} of the time, at a significance level of {LEVEL:g}"
-        )
-        return Finding("sampled distribution", p >= LEVEL, f"p = {p:.2g}", [detail])
-
-
-def two_samples(a: list[tuple[int, ...]], b: list[tuple[int, ...]]) -> tuple[float, float]:
-    """The p-value of a chi-square test that two samples of texts are of one distribution, and the total variation
-    distance, over its cells, that it finds with a power of `POWER`.
-
-    A cell is what stands in each place: one of the likeliest tokens of both samples there, or any other. Both make the
-    cells alike, so that they favour no side.
-    """
-    from scipy import optimize, stats
-
-    both = a + b
-    known = [dict(Counter(text[i] for text in both).most_common(WORDS)).keys() for i in range(len(both[0]))]
-    cells = [tuple(token if token in known[i] else -1 for i, token in enumerate(text)) for text in both]
-    share = min(len(a), len(b)) / len(both)
-    common = {cell for cell, count in Counter(cells).items() if count * share >= LEAST_EXPECTED}
-    names = sorted(common)
-    sides = [Counter(cell if cell in common else None for cell in part) for part in (cells[: len(a)], cells[len(a) :])]
-    columns = [*names, None] if any(side[None] for side in sides) else names
-    table = np.array([[side[cell] for cell in columns] for side in sides])
-    if table.shape[1] < 2:
-        return 1.0, 1.0  # every text falls into one cell: nothing can be told apart
-    p = float(stats.chi2_contingency(table, correction=False).pvalue)
-    freedom = table.shape[1] - 1
-    threshold = stats.chi2.ppf(1 - LEVEL, freedom)
-    needed = optimize.brentq(lambda nc: stats.ncx2.sf(threshold, freedom, nc) - POWER, 1e-9, 1e4)
-    size = len(a) * len(b) / len(both)
-    return p, min(1.0, float((needed / size) ** 0.5) / 2)  # Σ d² / p ≥ (Σ |d|)², the square of twice the distance
+        """A method's samples beside the plain ones."""
+        return of_samples([(plain, self.draw(method, x)) for plain, x in zip(self.plain, self.inputs, strict=True)])

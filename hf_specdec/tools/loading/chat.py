@@ -28,10 +28,9 @@ def prompt_ids(
         raw: whether chats go without the chat template, too.
         system: a system message for chats that have none.
     """
-    said = [*prompt.history, ("user", prompt.turns[0])]
-    if prompt.chat and system and said[0][0] != "system":
-        said = [("system", system), *said]
-    messages = [{"role": role, "content": content} for role, content in said]
+    messages = prompt.messages
+    if prompt.chat and system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
     return conversation(tokenizer, messages, raw or not prompt.chat)
 
 

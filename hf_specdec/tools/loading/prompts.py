@@ -29,6 +29,12 @@ class Prompt:
         messages = (*self.history, *(("user", turn) for turn in self.turns))
         return [{"role": role, "content": content} for role, content in messages]
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """What is answered first: the history, and the next turn of the user's."""
+        said = (*self.history, ("user", self.turns[0]))
+        return [{"role": role, "content": content} for role, content in said]
+
     def after(self, answer: str) -> "Prompt":
         """What is left of the conversation once its first turn has been answered."""
         said = (("user", self.turns[0]), ("assistant", answer))
