@@ -54,8 +54,8 @@ def allowed_slots(ends: Tensor, end: int, seen: Tensor | None, depth: Tensor) ->
         return distance >= 0, distance
     # A tree: new tokens count by depth, not by slot, and see what lies above them only.
     rows, width = len(ends), seen.shape[2]
-    new = offset.clamp(0, width - 1).expand(rows, depth.shape[1], -1)
-    is_new = (offset >= 0) & (offset < width)
+    new = offset.clamp(0, width - 1)
+    is_new, new = new == offset, new.expand(rows, depth.shape[1], -1)
     depths = depth[:, None].expand(rows, depth.shape[1], -1).gather(2, new)
     distance = torch.where(is_new, depth[:, :, None] - depths, distance)
     return (offset < 0) | is_new & seen.expand(rows, -1, -1).gather(2, new), distance

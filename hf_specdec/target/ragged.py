@@ -187,7 +187,7 @@ class RaggedRunner:
         slots = slots or self.cache.slots
         allowed, distance = allowed_slots(slots.ends, slots.end, seen, depth)
         visible, kind = self.cache.visible[:, : slots.end], self.cache.device.type
-        allowed[:, :, : visible.shape[1]] &= visible[:, None]
+        allowed[:, :, : visible.shape[1]].logical_and_(visible[:, None])
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
         return as_bias(allowed, distance, self.windows, dtype)
 
