@@ -4,7 +4,7 @@ Stock attention copies every key and value once for each query head of its group
 that a forward over uneven rows moves several times what a plain step does. Here the query heads of a group stand behind
 each other as if they were further tokens of one head: what is computed is the same, and nothing is copied. On a CPU a
 single token without a mask goes this way, too, as the kernel is slow for one; and where rows are of very different
-lengths, each looks at its own slots, rather than all at as many as the longest has.
+lengths, each looks at its own slots, rather than all at as many as the longest has. On a GPU long texts are split.
 Only this package's own forwards go this way; any other call of the model is left as it was.
 """
 
@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import is_stock
 from .compiled import compiles
+from .splits import attend_in_splits, split_mask, splits_for
 
 NAME = "sdpa"
 SPECIAL = frozenset(("position_bias", "softcap", "s_aux", "cache", "output_attentions"))
@@ -36,8 +37,8 @@ class _Here(threading.local):
     """Of this thread."""
 
     depth = 0
-    masks: tuple[Tensor, Tensor] | None = None
-    """the mask that was met last, and what it is for grouped heads: all layers share it"""
+    masks: tuple[Tensor, tuple[int, ...], Tensor] | None = None
+    """the mask that was met last, for what, and what it is then: all layers share it"""
     ends: Sequence[int] = ()
     """[B] slots behind which a row sees nothing; empty where nobody says"""
 
@@ -117,21 +118,29 @@ def _grouped(stock: Attention) -> Attention:
         groups = heads // key.shape[1]
         special = options.get("dropout") or any(_given(options[name]) for name in SPECIAL.intersection(options))
         groupable = attention_mask.shape[1] == 1 if attention_mask is not None else width == 1 and _is_slow_alone(key)
-        if not _here.depth or groups == 1 or special or not groupable:
+        if not _here.depth or special or not groupable:
             return stock(module, query, key, value, attention_mask, **options)
-        query, scale = query.reshape(rows, heads // groups, groups * width, size), options.get("scaling")
+        together, scale = query.reshape(rows, -1, groups * width, size), options.get("scaling")
+        splits = 1 if attention_mask is None else splits_for(together, key, value, attention_mask)
+        if groups == splits == 1:
+            return stock(module, query, key, value, attention_mask, **options)
         if attention_mask is None:
-            seen = scaled_dot_product_attention(query, key, value, scale=scale)
+            seen = scaled_dot_product_attention(together, key, value, scale=scale)
+        elif splits > 1:
+            mask = _for_all(attention_mask, groups, *key.shape[:2], splits)
+            seen = attend_in_splits(together, key, value, mask, scale)
         else:
             mask = _for_all(attention_mask, groups)
             looks = [
                 scaled_dot_product_attention(
-                    query[row], key[row, :, :end], value[row, :, :end], attn_mask=mask[row, :, :, :end], scale=scale
+                    together[row], key[row, :, :end], value[row, :, :end], attn_mask=mask[row, :, :, :end], scale=scale
                 )
                 for row, end in _looks(key)
             ]
-            seen = torch.cat(looks)
-        return seen.reshape(rows, heads, width, -1).transpose(1, 2).contiguous(), None
+            seen = looks[0] if len(looks) == 1 else torch.cat(looks)
+        by_token = seen.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4)
+        by_token = by_token.to(query.dtype, memory_format=torch.contiguous_format)  # one copy, if it has another dtype
+        return by_token.reshape(rows, width, heads, -1).contiguous(), None
 
     attend.stock = stock  # type: ignore[attr-defined]
     return attend
@@ -156,8 +165,9 @@ def _looks(key: Tensor) -> list[tuple[slice, int]]:
     return [(slice(row, row + 1), end) for row, end in enumerate(ends)]
 
 
-def _for_all(mask: Tensor, groups: int) -> Tensor:
-    """[B, 1, groups · T, S]"""
-    if _here.masks is None or _here.masks[0] is not mask:
-        _here.masks = mask, mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
-    return _here.masks[1]
+def _for_all(mask: Tensor, groups: int, *split: int) -> Tensor:
+    """[B, 1, groups · T, S]; or split, by rows, heads of keys and the number of splits."""
+    if _here.masks is None or _here.masks[0] is not mask or _here.masks[1] != (groups, *split):
+        grouped = mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
+        _here.masks = mask, (groups, *split), split_mask(grouped, *split) if split else grouped
+    return _here.masks[2]

@@ -15,6 +15,7 @@ from steps import note
 from subjects import DRY, Subject
 from torch.profiler import ProfilerActivity, profile
 
+from hf_specdec.target import splits
 from hf_specdec.target.recorded import RecordedSteps
 from hf_specdec.target.shelf import shelf_of
 
@@ -29,17 +30,23 @@ ATTENTION = ("flash", "fmha", "attention", "attn", "softmax")
 
 
 @contextmanager
-def replays(subject: Subject) -> Iterator[None]:
+def replays(subject: Subject, least: int = 0) -> Iterator[None]:
     """Within the block each recorded step of interest is looked at where it is first met, as its input is there then:
-    its seconds and its kernels. Timed once more behind that, it says whether what is timed later suffers from it."""
+    its seconds and its kernels. Timed once more behind that, it says whether what is timed later suffers from it.
+
+    Args:
+        least: slots that a step of interest sees.
+    """
     run, met = RecordedSteps.run, Counter[Any]()
     models = {"target": subject.target, "draft": subject.draft}
 
     def looked_at(steps: RecordedSteps, key: Any, step: Callable[[], Any]) -> Any:
-        result, kind = run(steps, key, step), key[0][0]  # key[1] are the slots that are seen
+        result, kind, seen = run(steps, key, step), key[0][0], key[1]  # a move sees no more than it moves
         found = [(name, kept) for name, model in models.items() for kept in shelf_of(model).kept]
         name, buffers = next((pair for pair in found if pair[1].recorded is steps), ("", None))
         if buffers is None or key not in steps._recorded or (isinstance(kind, int) and kind not in WIDTHS):
+            return result
+        if seen < least:
             return result
         met[name, key] += 1
         met[name, kind] += met[name, key] == 1
@@ -57,6 +64,23 @@ def replays(subject: Subject) -> Iterator[None]:
 
     with mock.patch.object(RecordedSteps, "run", looked_at):
         yield
+
+
+@contextmanager
+def unsplit(subject: Subject) -> Iterator[None]:
+    """Within the block keys of long texts are not split. What was recorded before is gone, and so is what is in it."""
+    forget(subject)
+    try:
+        with mock.patch.dict(splits.MULTIPROCESSORS, clear=True):
+            yield
+    finally:
+        forget(subject)
+
+
+def forget(subject: Subject) -> None:
+    """All that was recorded."""
+    for model in (subject.target, subject.draft):
+        shelf_of(model).kept.clear()
 
 
 def seconds_of(replay: Callable[[], object]) -> float:

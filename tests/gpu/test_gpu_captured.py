@@ -10,10 +10,11 @@ from every_drafter import PAIRS, drafting_goes_on
 from place import DEVICE, placed
 from stream_models import streams_of, target_of
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as attention
 
 import hf_specdec
 from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter
-from hf_specdec.target import capturable
+from hf_specdec.target import capturable, grouped, splits
 from hf_specdec.target.capturable import why_not_captured
 from hf_specdec.target.recorded import recordings
 from hf_specdec.target.shelf import shelf_of
@@ -118,6 +119,46 @@ def test_rows_that_come_and_go_are_recorded(monkeypatch: pytest.MonkeyPatch) -> 
         texts = [answer.result() for answer in answers]
     assert texts == [text.tolist() for text in plain]
     assert len(recordings) > before or not RECORDED
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_keys_in_splits_are_attended_as_whole_ones(rows: int, dtype: torch.dtype) -> None:
+    """As near to what float64 gives; the last row sees nothing of most splits."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(rows, 2, n, 128, device=DEVICE).to(dtype) for n in (64, 4096 + 64, 4096 + 64))
+    key, value, mask = key[:, :, :4096], value[:, :, :4096], torch.zeros(rows, 1, 64, 4096, device=DEVICE, dtype=dtype)
+    mask[-1, ..., 300:] = torch.finfo(dtype).min
+    exact = attention(*(each.double() for each in (query, key, value)), attn_mask=mask.double())
+    whole = (attention(query, key, value, attn_mask=mask) - exact).abs().amax()
+    for number in (2, 8):
+        split = splits.attend_in_splits(query, key, value, splits.split_mask(mask, rows, 2, number))
+        assert (split - exact).abs().amax() <= 2 * whole + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_logits_of_a_long_context_are_those_without_splits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, draft, met = models.llama().to(DEVICE), models.llama(seed=1).to(DEVICE), []
+    for each in (model, draft):
+        each.config.max_position_embeddings = 4096
+    attend, call = splits.attend_in_splits, {"output_logits": True, "return_dict_in_generate": True}
+    monkeypatch.setattr(grouped, "attend_in_splits", lambda *given: met.append(given[3].shape[1]) or attend(*given))
+
+    def logits() -> Tensor:
+        made = decode(
+            model, DRAFTERS[kind](draft), [1500], max_new_tokens=8, speculation={"forwards": "captured"}, **call
+        )
+        return torch.stack(made.logits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(splits, "MULTIPROCESSORS", {})
+        whole = logits()
+    assert not met
+    for each in (model, draft):
+        shelf_of(each).kept.clear()
+    monkeypatch.setitem(splits.MULTIPROCESSORS, "cpu", lambda device: 132)
+    torch.testing.assert_close(logits(), whole, atol=1e-3, rtol=1e-3)
+    assert met and min(met) > 1
 
 
 @pytest.mark.skipif(not RECORDED, reason="only a GPU records")

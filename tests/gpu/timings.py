@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from generation import CAPTURED, FEW, NEW, PLAIN, STATIC, Run, figures, generate, method_of
 from place import DEVICE, synchronize
-from profiles import replays, rounds
+from profiles import forget, replays, rounds, unsplit
 from report import write
 from steps import chosen, note, read
 from subjects import DRAFT, DRY, TURNS, Subject, load, make_costly
@@ -26,7 +26,6 @@ from traced import traced
 
 from hf_specdec import warm_up
 from hf_specdec.target.buffers import slots_for
-from hf_specdec.target.shelf import shelf_of
 from hf_specdec.tools.bench.methods import Method
 from hf_specdec.tools.instruments.audit import Audit
 from hf_specdec.tools.instruments.provenance import provenance
@@ -118,9 +117,13 @@ def recorded_steps(subject: Subject) -> None:
     record(subject, subject.prompts(1, 0), max(NEW, 64))
 
 
-def record(subject: Subject, inputs: dict[str, Tensor], new: int) -> None:
+def record(subject: Subject, inputs: dict[str, Tensor], new: int, least: int = 0) -> None:
+    """
+    Args:
+        least: slots that a step sees which is looked at.
+    """
     options = method_of("hybrid, captured", subject.draft).kwargs | inputs
-    with replays(subject):
+    with replays(subject, least):
         warm_up(subject.target, options.pop("assistant_model"), **options, max_new_tokens=new, do_sample=False)
 
 
@@ -136,8 +139,8 @@ def many_rows(subject: Subject) -> None:
     Cell([*CAPTURED, STATIC], rows=MANY, turns=2).compare(subject)
     inputs, options = subject.prompts(MANY, 0), {"max_new_tokens": NEW, "do_sample": False}
     for name in (STATIC, "hybrid, captured"):
+        forget(subject)
         for model in (subject.target, subject.draft):
-            shelf_of(model).kept.clear()
             vars(model).pop("_cache", None)  # transformers' static one
         before, method = taken(), method_of(name, subject.draft)
         about = {"size": subject.size, "rows": MANY, "method": name}
@@ -157,13 +160,19 @@ def taken() -> int:
 
 
 def long_contexts(subject: Subject) -> None:
-    """Of prompts that repeat themselves, as far as models are allowed to look."""
+    """Of prompts that repeat themselves, as far as models are allowed to look; then the steps where keys are whole."""
     for model in (subject.target, subject.draft):
         model.config.max_position_embeddings = 2 * max(CONTEXTS)
-    for tokens in CONTEXTS:
-        here = replace(subject, size=f"{subject.size}, behind {tokens} tokens")
-        record(here, here.context(tokens), FEW)
+    behind = {tokens: replace(subject, size=f"{subject.size}, behind {tokens} tokens") for tokens in CONTEXTS}
+    for tokens, here in behind.items():
+        record(here, here.context(tokens), FEW, tokens)
         Cell([PLAIN, "hybrid, captured"], new=FEW, context=tokens).compare(here)
+    for tokens, here in behind.items():
+        here = replace(here, size=f"{here.size}, keys not split")
+        with unsplit(here), replays(here, tokens):
+            for name in (PLAIN, "prompt_lookup, captured"):  # of one token, and of the widths that copies come to
+                options = {"max_new_tokens": FEW, "do_sample": False}
+                generate(here.target, here.context(tokens), method_of(name, None), meter=False, **options)
 
 
 def beside(subject: Subject) -> None:
