@@ -97,6 +97,9 @@ class Joined(utils.BaseGenerateManager):
 
         if not self.decoder.alive:
             raise HTTPException(ENDED, "the server is shutting down")
+        own = getattr(self.decoder.model.generation_config, "speculation_type", None)
+        if own != "none" and getattr(gen_config, "speculation_type", None) == "none":
+            raise HTTPException(BAD, "requests that share a batch are all drafted for; leave out speculation_type")
         config = copy(gen_config)
         config.use_cache = True  # transformers' own manager brings its cache
         config.stop_strings = config.stop_strings or None  # [] asks for none

@@ -293,6 +293,7 @@ def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
         ({"model": "tiny", "messages": QUESTION, "max_tokens": 8, "stop": []}, 200),
         ({"model": "tiny", "messages": QUESTION, "max_tokens": 0, "stream": True}, 400),
         ({"model": "tiny", "messages": QUESTION, "generation_config": '{"num_beams": 2, "max_new_tokens": 4}'}, 400),
+        ({"model": "tiny", "messages": QUESTION, "generation_config": '{"speculation_type": "none"}'}, 400),
     ],
     ids=[
         "no JSON",
@@ -302,6 +303,7 @@ def test_a_joined_client_that_hangs_up_frees_its_row(joined: Served) -> None:
         "stops, but none",
         "no tokens, streamed",
         "beams",
+        "no drafts",
     ],
 )
 def test_what_cannot_join_harms_nobody(joined: Served, body: Any, expected: int) -> None:
