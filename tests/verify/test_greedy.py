@@ -36,7 +36,7 @@ def test_accepted_nodes_are_those_of_the_walk(is_tree: bool, buffers: Buffers) -
     longest = 0
     for seed in range(150):
         tokens, parents, counted = drafts(seed, is_tree)
-        inbox = Inbox.of(buffers, WIDTH, is_tree)
+        inbox = Inbox.of(buffers, WIDTH, is_tree, True)
         inbox.fill(tokens, [0] * ROWS, counted, parents if is_tree else None)
         logits = torch.rand(ROWS, WIDTH, VOCAB, generator=torch.Generator().manual_seed(seed))
         choices = logits.argmax(-1).tolist()
@@ -59,7 +59,7 @@ def test_accepted_nodes_are_those_of_the_walk(is_tree: bool, buffers: Buffers) -
 def test_of_an_unsound_draft_nothing_is_accepted(buffers: Buffers) -> None:
     logits = torch.zeros(ROWS, 4, VOCAB)
     for wrong in (-1, VOCAB):
-        inbox = Inbox.of(buffers, 4, False)
+        inbox = Inbox.of(buffers, 4, False, True)
         inbox.fill([[0, 0, 0, 0], [0, 0, wrong, 0]], [0] * ROWS, [3, 2], None)
         told = GreedyFinder(VOCAB)(logits, inbox.tokens, inbox.counted, None).told
         assert [Told.of(row, 4)[:3] for row in told[:2].tolist()] == [(False, [], [0])] * 2
@@ -72,7 +72,7 @@ def test_who_sees_whom_is_found_from_the_parents(buffers: Buffers) -> None:
     for seed in range(40):
         tokens, parents, _ = drafts(seed, True)
         roots = [[parent if (i + seed) % 7 else -1 for i, parent in enumerate(row)] for row in parents]
-        inbox = Inbox.of(buffers, WIDTH, True)
+        inbox = Inbox.of(buffers, WIDTH, True, True)
         inbox.fill(tokens, [0] * ROWS, [], roots)
         tree = inbox.tree()
         assert isinstance(tree, FedTree)
