@@ -32,6 +32,8 @@ class DraftSession(CandidateGenerator):
     """of the cache that a runner of its own takes for each token of a forward"""
     drafts_early: bool = False
     """whether `draft_early` is to be called"""
+    spent: float = 0.0
+    """seconds that the present draft is said to have taken, in calls that go by no clock"""
 
     def __init__(self, context: DraftContext) -> None:
         self.context = context

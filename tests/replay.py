@@ -44,7 +44,7 @@ NEW = 40
 def cell(kind: str, mode: str, rows: str, forwards: str) -> dict[str, Any]:
     """What one call did, twice: the second meets what the first has taught the drafter."""
     clocks.forget()
-    with clocks.set_times(), warnings.catch_warnings():
+    with clocks.set_times(), clocks.adapting(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         torch.manual_seed(0)

@@ -9,6 +9,7 @@ from .decision import FORESIGHT, LONGEST, MOST_NODES, SUMMED, Advance, most_per_
 from .evidence import Evidence, Proposer
 from .learned import Learned
 from .overlap import Overlap
+from .prices import Prices
 from .tree import Candidate, Tree, are_chains
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Experience",
     "Learned",
     "Overlap",
+    "Prices",
     "Proposer",
     "Times",
     "Tree",

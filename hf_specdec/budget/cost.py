@@ -60,6 +60,8 @@ class Cost:
     def __init__(self) -> None:
         self.widths: tuple[int, ...] = ()
         """of forwards, in tokens per row, the narrowest first; empty where a forward is as wide as what it is fed"""
+        self.is_set = False
+        """whether its figures stay what they are"""
         self._between: dict[bool, Times] = {}  # with nodes or without
         self._times: dict[tuple[int, int], Times] = {}  # by rows and tokens per row
         self._figures: dict[tuple[int, int], Times] = {}  # those of them that are known
@@ -67,6 +69,29 @@ class Cost:
         self._forwards = self._narrow = 0  # all, and those of one token in a row
         self._wide: dict[int, int] = {}  # by rows, forwards of several tokens in a row
         self._curves: dict[int, Callable[[int], float]] = {}  # by rows, seconds by width
+
+    @classmethod
+    def set_to(cls, forwards: Mapping[tuple[int, int], float], between: Mapping[bool, float]) -> "Cost":
+        """One that learns nothing.
+
+        Args:
+            forwards: seconds by rows and tokens per row.
+            between: seconds of a round beside the forward, by whether it has nodes.
+        """
+        cost = cls()
+        cost._figures = {shape: Times((seconds, seconds)) for shape, seconds in forwards.items()}
+        cost._between = {kind: Times((seconds,)) for kind, seconds in between.items()}
+        cost.is_set = True
+        return cost
+
+    def figures(self, rows: int) -> tuple[dict[int, float], dict[bool, float]]:
+        """What is known of forwards of so many rows, by tokens per row, and between forwards, as of `set_to`."""
+        mine = {width: times.seconds for (count, width), times in self._figures.items() if count == rows}
+        return mine, {kind: times.seconds for kind, times in self._between.items()}
+
+    def times(self, rows: int, width: int) -> int:
+        """How often a forward was timed that was fed so much."""
+        return len(self._times.get((rows, self.padded(width)), Times()).last)
 
     def pads_to(self, widths: Sequence[int]) -> None:
         """Forwards have these widths from now on."""
@@ -87,6 +112,8 @@ class Cost:
 
     def observe_forward(self, rows: int, width: int, seconds: float) -> None:
         """A forward that was fed `width` tokens per row took this long."""
+        if self.is_set:
+            return
         shape, self._forwards = (rows, self.padded(width)), self._forwards + 1
         self._narrow = self._narrow + 1 if width == 1 else 0
         self._wide = self._wide | {rows: self._wide.get(rows, 0) + 1 if width > 1 else 0}
@@ -98,6 +125,8 @@ class Cost:
 
     def observe_between(self, width: int, seconds: float) -> None:
         """So much of a round with a forward of this width was neither drafting nor the forward."""
+        if self.is_set:
+            return
         before = self._between.get(width > 1, Times())
         self._between, self._curves = self._between | {width > 1: before.add(max(seconds, 0.0))}, {}
 
@@ -110,6 +139,8 @@ class Cost:
         """Nodes per row to verify in this round to learn what it takes: some at first, one where there were none for
         long, 0 where there were some for long. None: as many as pay."""
         figures = self._figures
+        if self.is_set:
+            return None
         if self._forwards < len(TRIED) or len(figures) < 2:
             count = TRIED[self._forwards % len(TRIED)] // rows or int((rows, self.padded(1)) in figures)
             return self.filled(count) if count else 0
@@ -176,6 +207,11 @@ class CostView:
         return self._cost.known
 
     @property
+    def is_set(self) -> bool:
+        """As `Cost.is_set`."""
+        return self._cost.is_set
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """As `Cost.widths`."""
         return self._cost.widths
@@ -208,6 +244,10 @@ class DraftCost:
 
     def __init__(self) -> None:
         self._steps, self._openings = Times(), Times()
+        self.is_set = False
+        """as of `Cost`"""
+        self.enough = 2
+        """times of a step, before which it is not known"""
         self.reading = 0.0
         """per token of a text that it has not read; the least that was measured, as short texts take longer per
         token"""
@@ -215,7 +255,11 @@ class DraftCost:
     @property
     def step(self) -> float | None:
         """Of each further token; None before that is known."""
-        return self._steps.seconds if self._steps.known else None
+        return self._steps.seconds if self.is_set or len(self._steps.last) >= self.enough else None
+
+    def set_to(self, step: float, opening: float, reading: float) -> None:
+        """These figures stay."""
+        self._steps, self._openings, self.reading, self.is_set = Times((step,)), Times((opening,)), reading, True
 
     @property
     def opening(self) -> float:
@@ -228,6 +272,8 @@ class DraftCost:
         Args:
             usual: whether that read no more than what the round before had added.
         """
+        if self.is_set:
+            return
         each = (seconds - first) / (steps - 1) if steps > 1 else first
         if steps > 1 or self.step is None or each < self.step:
             self._steps = self._steps.add(each)
@@ -237,8 +283,12 @@ class DraftCost:
 
     def observe_reading(self, seconds: float, tokens: int) -> None:
         """So many tokens were read in this time."""
-        if tokens:
+        if tokens and not self.is_set:
             self.reading = min(self.reading or seconds / tokens, seconds / tokens)
+
+    def of(self, steps: int) -> float:
+        """Seconds of a draft of so many steps, as far as is known."""
+        return self.opening + steps * self._steps.seconds if steps else 0.0
 
     def c(self, cost: CostView, rows: int) -> float | None:
         """A draft of one step over a step of the target; None where one of them is not known yet."""

@@ -14,6 +14,8 @@ class Learned(Generic[T]):
     """One `T` per target and key (a batch size: more rows take longer). Threads may share it; it forgets a target that
     is gone, and never grows beyond `MOST` keys of one."""
 
+    is_taught = True
+
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._of: WeakKeyDictionary[Any, dict[Hashable, T]] = WeakKeyDictionary()

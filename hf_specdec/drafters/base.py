@@ -1,11 +1,13 @@
 """`Drafter`: what every way of drafting has in common. It lives long: its config, and its weights if it has any."""
 
+import copy
 import inspect
 from abc import abstractmethod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
+from ..budget import DraftCost, Experience, Learned
 from ..errors import SpeculationError
 from ..hub import load_drafter, push_drafter, save_drafter
 from ..hub.registry import Storable
@@ -48,6 +50,7 @@ class Drafter(Storable):
 
     def __init__(self, **options: Any) -> None:
         self.config = self.config_class.from_options(options)
+        self._experience = Learned(Experience)  # what a call has measured serves the next one
         self.last_stats: SpeculationStats | None = None
         """what the last call accepted, cost and gained; None before the first"""
 
@@ -97,6 +100,24 @@ class Drafter(Storable):
         """
         known = prompt_ids.shape[1] > 0 or not self.reads_prompt
         return "" if known else f"{type(self).__name__} needs token ids, and the prompt is inputs_embeds"
+
+    def untaught(self) -> Self:
+        """The same drafter, over the same weights, that knows of no target and no text."""
+        made = copy.copy(self)
+        taught = {name: value for name, value in vars(made).items() if getattr(value, "is_taught", False)}
+        vars(made).update({name: copy.copy(value) for name, value in taught.items()})
+        return made
+
+    def draft_cost(self, target: "PreTrainedModel", rows: int, do_sample: bool, is_set: bool) -> DraftCost:
+        """What its steps take in calls of so many rows.
+
+        Args:
+            is_set: whether that is set to something, or observed.
+        """
+        experience = self._experience.of(target, (rows, do_sample))
+        if experience.cost.is_set and not is_set:
+            experience.cost = DraftCost()
+        return experience.cost
 
     def takes_ragged(self) -> bool:
         """Whether sessions can serve rows of uneven lengths."""

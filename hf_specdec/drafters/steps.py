@@ -88,6 +88,8 @@ class Steps:
     """A round: `begin`, `step` once for each place, `end`, and `observe` when the target has judged."""
 
     context: DraftContext
+    cost: DraftCost
+    """of its steps"""
     name = "draft_model"
     """in the statistics, of what it drafts"""
     features: Sequence[Feature] = ()

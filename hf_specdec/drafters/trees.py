@@ -95,6 +95,10 @@ class TreeSession(DraftSession):
         """[B] of this round."""
         return [each.tree for each in self.grown]
 
+    @property
+    def spent(self) -> float:  # type: ignore[override]
+        return 0.0 if self.steps is None else self.steps.cost.of(self.steps.steps)
+
     def runner(self, runner: Runner) -> Runner:
         return runner if self.steps is None else self.steps.runner(runner)
 

@@ -1,5 +1,6 @@
 """One `generate` call: all its rows are there from the start."""
 
+from collections.abc import Callable
 from copy import copy
 from itertools import compress
 from typing import Any
@@ -36,11 +37,22 @@ from .static_cache import stand_in
 from .taking import Lockstep, Ragged
 
 _costs: Learned[Cost] = Learned(Cost)
-"""of each target's forwards; apart of those that are captured, and of those that a drafter's own runner widens"""
 
 
-def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tensor:
+def costs_of(call: Call, drafter: AnyDrafter, captured: bool) -> Cost:
+    """Of the target's forwards, as all its calls measure them; apart of those that are captured, and of those that a
+    drafter's own runner widens."""
+    own = type(drafter) if drafter.brings_runner else None
+    return _costs.of(call.target, (own, captured))
+
+
+def decode(
+    call: Call, drafter: AnyDrafter, costs: Callable[[Call, AnyDrafter, bool], Cost] = costs_of
+) -> GenerateDecoderOnlyOutput | Tensor:
     """Generate with a drafter what plain decoding would generate.
+
+    Args:
+        costs: what forwards take, asked with whether they are captured.
 
     Raises:
         PlainDecodingNeeded: the model, its cache or the call do not allow more; nothing has been touched.
@@ -51,7 +63,7 @@ def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tenso
         if call.streamer is not None:
             call.streamer.put(call.input_ids.cpu())
         with torch.no_grad():
-            output = Generation(call, guarded, mode).run()
+            output = Generation(call, guarded, mode, costs(call, drafter, mode.runner is CapturedRunner)).run()
     if not isinstance(output, Tensor):
         output[CACHE] = call.model_kwargs[CACHE]
     return output
@@ -60,10 +72,8 @@ def decode(call: Call, drafter: AnyDrafter) -> GenerateDecoderOnlyOutput | Tenso
 class Generation(Engine):
     """One call, from the prompt to the output."""
 
-    def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode) -> None:
+    def __init__(self, call: Call, drafter: GuardedDrafter, mode: Mode, cost: Cost) -> None:
         self.call, self.drafter = call, drafter
-        own = type(drafter.drafter) if drafter.brings_runner else None
-        cost = _costs.of(call.target, (own, mode.runner is CapturedRunner))
         stats = SpeculationStats(mode=mode.name)
         self.outputs = StepOutputs(call.config) if StepOutputs.wanted(call.config) else None
         taking = Ragged(self._farthest if mode.staggered else None) if mode.ragged else Lockstep(call, self.outputs)

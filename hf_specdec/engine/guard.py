@@ -128,7 +128,8 @@ class GuardedSession(Guard):
         if real() - asked > patience:
             raise Unfit(f"a draft took longer than {shown(patience)} seconds")
         draft = checked_draft(session.take(), room, self.context.vocab_size)
-        verified = self.nodes_to_verify(draft, room, most, now() - began)
+        spent = float(session.spent) if self.context.cost.is_set else now() - began
+        verified = self.nodes_to_verify(draft, room, most, spent)
         return fit(draft, verified, self.context, pads, session.q)
 
     def nodes_to_verify(self, draft: Draft, room: Sequence[int], most: int, spent: float) -> list[int]:

@@ -23,6 +23,23 @@ class Record:
         self.account = Account()
         self.plain: dict[int, Times] = {}
         """by rows, of rounds without a draft"""
+        self.drafted: dict[int, Times] = {}
+        """the same of rounds with one"""
+        self.is_set = False
+        """whether these stay what they are, and every round with a draft counts as one of them"""
+
+    def rounds(self, rows: int) -> tuple[float, float] | None:
+        """Seconds of a plain round and of one with a draft; None before both are known."""
+        known = [times[rows].seconds for times in (self.plain, self.drafted) if rows in times and times[rows].known]
+        return (known[0], known[1]) if len(known) == 2 else None
+
+    def set_to(self, rows: int, rounds: tuple[float, float] | None) -> None:
+        """These are the times, as of `rounds`; None observes them again."""
+        if rounds is not None:
+            self.plain, self.drafted = ({rows: Times((seconds, seconds))} for seconds in rounds)
+        elif self.is_set:
+            self.plain, self.drafted = {}, {}
+        self.is_set = rounds is not None
 
     def plain_round(self, rows: int) -> float:
         """Seconds for so many rows, or for the number closest to that; 0 where none is known."""
@@ -102,8 +119,12 @@ class Paying:
     def _account(self, seconds: float) -> None:
         """What the last round took."""
         record, account = self.record, self.record.account
+        if record.is_set:
+            (seconds,) = (times.seconds for times in record.drafted.values())
+        else:
+            times = record.plain if self.resting else record.drafted
+            times[self.rows] = times.get(self.rows, Times()).add(seconds)
         if self.resting:
-            record.plain[self.rows] = record.plain.get(self.rows, Times()).add(seconds)
             return
         if self.draws and not (self.keeps_state or self.own_order):
             return

@@ -30,6 +30,7 @@ from ..verify.rules import Rules
 from .calls import calls
 from .layers import beneath, is_there, put_around, take_away
 from .plain import decoded_plainly
+from .pricing import set_costs
 from .settings import UPSTREAM_TYPES, by_name, own_draft, refuse, setting, speculation, understood
 
 _active = False
@@ -311,7 +312,7 @@ def drafter_for(model: Any, drafter: Any, generation_config: GenerationConfig | 
 
 def _decode(as_call: Callable[..., Call], drafter: AnyDrafter, *args: Any, **kwargs: Any) -> Any:
     """What is passed as `custom_generate`."""
-    return decode(as_call(*args, **kwargs), drafter)
+    return decode(as_call(*args, **kwargs), drafter, set_costs)
 
 
 _WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (

@@ -1,7 +1,5 @@
 """`warm_up`: what calls replay is recorded before the first of them."""
 
-from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -12,11 +10,10 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from ..drafters.base import Drafter
 from ..drafters.draft_model import Translated
 from ..errors import SpeculationError
-from ..protocol import Draft, DraftContext, Feature, Sequences
-from ..session import DraftSession
 from ..target.buffers import WIDTHS
 from ..target.devices import input_device
 from ..target.recorded import at_once, recorded_since, recordings
+from .every_width import EveryWidth
 from .settings import owner_of_draft
 
 NOTHING = "nothing was recorded: only a GPU records forwards, in calls whose forwards are captured"
@@ -49,7 +46,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
         )
     drafter = None if drafter is None else drafter.for_target(model)
     criteria = call.pop("stopping_criteria", None) or []
-    before, every = len(recordings), _EveryWidth(drafter)
+    before, every = len(recordings), EveryWidth(drafter)
 
     def run(target: Any, one: Drafter, tokens: int, **instead: Any) -> None:
         ends = StoppingCriteriaList([*criteria, _After(tokens)])
@@ -59,7 +56,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
         run(model, every, EACH_WIDTH)
         if drafter is not None and (draft := _captured_draft(drafter)) is not None:
             # Drawn: what is likeliest would be judged in the same recordings, and a draft judges nothing.
-            run(draft, _EveryWidth(), EACH_WIDTH, **_readable(draft, call) | {"do_sample": True})
+            run(draft, EveryWidth(), EACH_WIDTH, **_readable(draft, call) | {"do_sample": True})
         if drafter is not None:
             run(model, drafter, OWN_TOKENS)
     assert every.last_stats is not None
@@ -91,43 +88,3 @@ class _After(StoppingCriteria):
         self.columns = self.columns or input_ids.shape[1] - 1
         over = input_ids.shape[1] >= self.columns + self.tokens
         return torch.full((len(input_ids),), over, device=input_ids.device)
-
-
-class _EveryWidth(Drafter):
-    """Its drafts have one recorded width after the other, as chains and as trees."""
-
-    proposes_trees = True
-
-    def __init__(self, drafter: Drafter | None = None) -> None:
-        """
-        Args:
-            drafter: for whose calls they are recorded.
-        """
-        super().__init__()
-        self.drafter = drafter
-
-    def start(self, context: DraftContext) -> DraftSession:
-        if self.drafter is None:
-            return _Widths(context)
-        asked = self.drafter.start(context)
-        asked.close()
-        return _Widths(context, asked.features, asked.likeliest)
-
-
-class _Widths(DraftSession):
-    weighs = True
-
-    def __init__(self, context: DraftContext, features: Sequence[Feature] = (), likeliest: int = 0) -> None:
-        """
-        Args:
-            features: that the forwards give; those that give others are other recordings.
-        """
-        super().__init__(context)
-        self.features, self.likeliest = features, likeliest
-        self.shapes = cycle([(width, tree) for width in WIDTHS for tree in (False, True)])
-
-    def propose(self, sequences: Sequences, room: list[int]) -> Draft:
-        width, tree = next(self.shapes)
-        tokens, above = [1] * (width - 1), -1 if tree and self.context.trees else None
-        rows = [(tokens, [above] * len(tokens) if above is not None else list(range(-1, width - 2))) for _ in room]
-        return Draft.from_trees(rows)

@@ -35,7 +35,15 @@ class Rules:
     float16; else eager. `bitwise`: captured, at widths whose rows round alike, so that one text comes out in any dtype,
     whatever drafter, window or schedule."""
 
+    adapt: bool = False
+    """whether what is drafted goes by what forwards take in this call, too. Else it goes by what they took when this
+    machine first met target and drafter: the same call drafts the same, in a new process and on a busy machine."""
+
     def __post_init__(self) -> None:
+        if not isinstance(self.adapt, bool):
+            raise SpeculationError(
+                f"adapt must be True or False, got {shown(self.adapt)}; set it in speculation={{...}}"
+            )
         for name in ("verification", "sampling", "forwards"):
             allowed, got = getattr(self, name.upper()), getattr(self, name)
             if got not in allowed:

@@ -421,7 +421,7 @@ def test_a_view_tells_what_a_forward_of_all_rows_takes(beside: int) -> None:
                 cost.observe_forward(rows, width, rows + 0.1 * width)
     assert view.known and view.tried(1) == cost.tried(1 + beside) and view.most(1) == cost.most(1 + beside)
     assert [view.round(1)(width) for width in range(1, 9)] == [cost.round(1 + beside)(width) for width in range(1, 9)]
-    told = {"beside", "filled", "known", "most", "round", "tried", "widths"}
+    told = {"beside", "filled", "is_set", "known", "most", "round", "tried", "widths"}
     assert {name for name in dir(view) if name[0] != "_"} == told
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import clock
 from hf_specdec.engine import generation, paying, requests
+from hf_specdec.generate import pricing
 from hf_specdec.tools.instruments.forwards import input_shape, wrapped_forward
 
 LAYER, TOKEN = 1e-3, 0.02
@@ -71,10 +72,19 @@ def jumping(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def adapting() -> Iterator[None]:
+    """Within the block calls go by the clock, as with `adapt`: nothing is measured beforehand."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pricing, "hinders", lambda *_: True)
+        yield
+
+
 def forget() -> None:
     """What other tests have shown of a target that this one uses, too, is nothing to go by."""
     for learned in (generation._costs, requests._costs, paying._records):
         learned._of.clear()
+    pricing._known.clear()
 
 
 def _layers(model: PreTrainedModel) -> int:

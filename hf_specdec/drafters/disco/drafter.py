@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...budget import MOST_NODES, Controller, DraftCost, Experience, Learned
+from ...budget import MOST_NODES, Controller, DraftCost
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
@@ -69,7 +69,6 @@ class DiscoDrafter(ModelDrafter):
         self.trained = classifier is not None
         self.classifier = classifier or StopClassifier(self.config.k, self.config.hidden, self.config.sees_token)
         self.classifier.requires_grad_(False)
-        self._experience = Learned(Experience)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self.classifier.state_dict())

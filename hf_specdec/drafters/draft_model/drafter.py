@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 
-from ...budget import MOST_NODES, Controller, DraftCost, Experience, Learned
+from ...budget import MOST_NODES, Controller, DraftCost
 from ...config import LONGEST_DRAFT, DrafterConfig, ranged
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
@@ -63,7 +63,6 @@ class DraftModelDrafter(ModelDrafter):
         """
         super().__init__(draft_model, **options)
         self.proposes_trees = self.config.num_candidates > 1
-        self._experience = Learned(Experience)  # what a call has measured serves the next one
 
     def steps(self, context: DraftContext, cost: DraftCost, candidates: int | None = None) -> ModelDraft:
         """What drafts in a call.

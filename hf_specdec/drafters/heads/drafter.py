@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from ...budget import MOST_NODES, Controller, DraftCost, Experience, Learned
+from ...budget import MOST_NODES, Controller, DraftCost
 from ...errors import SpeculationError
 from ...hub.draft import load_draft
 from ...protocol import DraftContext
@@ -37,7 +37,6 @@ class HeadDrafter(Drafter):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._experience = Learned(Experience)  # what a call has measured serves the next one
 
     @abstractmethod
     def head(self, context: DraftContext) -> Head:

@@ -7,7 +7,7 @@ and drafts that are tested by what they were drawn from.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -119,6 +119,11 @@ class MtpDrafter(HeadDrafter):
                 f"MTP layers of type {', '.join(sorted(unknown))} are not supported; use another drafter"
             )
         check_attention(config)
+
+    def untaught(self) -> Self:
+        made = super().untaught()
+        made._loaded = self._loaded  # weights
+        return made
 
     def head(self, context: DraftContext) -> MtpHead:
         assert context.target is not None, "heads draft where the target is"

@@ -4,7 +4,7 @@ pay."""
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...budget import MOST_NODES, Acceptance, Controller, Experience, Learned
+from ...budget import MOST_NODES, Acceptance, Controller
 from ...errors import SpeculationError
 from ...hub.registry import reader_for, register_drafter
 from ...protocol import DraftContext
@@ -59,7 +59,6 @@ class HybridDrafter(Drafter):
             self.model_drafter = DraftModelDrafter(draft_model)
         elif changed := _changed(self.config, "num_draft_tokens", "num_candidates"):
             raise SpeculationError(f"{changed} is the draft model's, and there is none; pass one, or leave it out")
-        self._experience = Learned(Experience)
         self.proposes_trees = True
 
     @property

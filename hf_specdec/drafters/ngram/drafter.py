@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...budget import Acceptance, Controller, Experience, Learned
+from ...budget import Acceptance, Controller, Learned
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...hub.tokenizer import check_same_ids
@@ -47,8 +47,7 @@ class NGramDrafter(Drafter):
         super().__init__(**options)
         self.model = model
         self.proposes_trees = self.config.num_draft_tokens == "auto"
-        # What a call has measured serves the next one.
-        self._acceptance, self._experience = Learned(Acceptance), Learned(Experience)
+        self._acceptance = Learned(Acceptance)
 
     def weights(self) -> dict[str, Tensor]:
         model = self.model or NGramModel.empty(self.config.vocab_size, self.config.sizes)

@@ -43,6 +43,9 @@ class SuffixStore:
         memory_mb: bound of the memory of all tables together, in 2^20 bytes; the oldest tokens make room.
     """
 
+    is_taught = True
+    """a copy has read nothing yet"""
+
     def __init__(self, memory_mb: int = 64) -> None:
         if memory_mb < 1:
             raise SpeculationError(f"memory_mb must be at least 1, got {memory_mb}")

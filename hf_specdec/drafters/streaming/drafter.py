@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ...budget import MOST_NODES, Acceptance, Controller, Experience, Learned
+from ...budget import MOST_NODES, Acceptance, Controller
 from ...errors import SpeculationError
 from ...hub.registry import register_drafter
 from ...protocol import DraftContext
@@ -57,7 +57,6 @@ class StreamingDrafter(Drafter):
         """whether its weights have been loaded or learned"""
         self._fitted: Remembered[Copied[Streams]] = Remembered(numbers=False, most=1)
         self._owned: Remembered[Copied[OwnLayers]] = Remembered(numbers=False, most=1)
-        self._experience = Learned(Experience)
         self.recordable = not prune_below  # which nodes are pruned is asked in mid-forward
 
     def weights(self) -> dict[str, Tensor]:

@@ -1,0 +1,51 @@
+"""`Prices`: what a machine takes for a target's forwards and a drafter's steps, measured once. Calls that go by them
+draft the same whatever else the machine does meanwhile."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .cost import Cost, DraftCost
+
+
+@dataclass(frozen=True)
+class Prices:
+    """In seconds, for one number of rows."""
+
+    rows: int
+    forwards: dict[int, float]
+    """of the target, by tokens per row"""
+    between: dict[bool, float]
+    """of a round beside drafting and the forward, by whether it has a draft"""
+    draft: tuple[float, float, float] | None = None
+    """`step`, `opening` and `reading` of a `DraftCost`; None of a drafter that makes no steps"""
+    rounds: tuple[float, float] | None = None
+    """of a plain round and of one with a draft; None of a drafter that weighs by itself"""
+
+    @classmethod
+    def of(cls, rows: int, cost: Cost, draft: DraftCost | None, rounds: tuple[float, float] | None) -> "Prices | None":
+        """As they were observed; None where they say too little."""
+        forwards, between = cost.figures(rows)
+        if len(forwards) < 2 or 1 not in forwards or not between:
+            return None
+        steps = None if draft is None or draft.step is None else (draft.step, draft.opening, draft.reading)
+        return cls(rows, forwards, between, steps, rounds)
+
+    def cost(self) -> Cost:
+        """The target's, which learns nothing more."""
+        return Cost.set_to({(self.rows, width): seconds for width, seconds in self.forwards.items()}, self.between)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {name: [*getattr(self, name).items()] for name in ("forwards", "between")}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Prices":
+        """
+        Raises:
+            KeyError, TypeError, ValueError: it is no such content.
+        """
+        forwards = {int(width): float(seconds) for width, seconds in content["forwards"]}
+        between = {bool(kind): float(seconds) for kind, seconds in content["between"]}
+        draft, rounds = (None if content[n] is None else tuple(map(float, content[n])) for n in ("draft", "rounds"))
+        if len(forwards) < 2 or 1 not in forwards or not between:
+            raise ValueError("there are too few figures")
+        return cls(int(content["rows"]), forwards, between, draft, rounds)  # type: ignore[arg-type]

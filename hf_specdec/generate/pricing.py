@@ -1,0 +1,190 @@
+"""`set_costs`: what a call goes by when it weighs drafts. A machine measures it when it first meets a target and a
+drafter, in short calls that nobody sees, and keeps it in a file: the same call drafts the same in a new process, with a
+drafter that was used before, and on a busy machine."""
+
+import hashlib
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import constants
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+
+from ..budget import Cost, Prices
+from ..clock import real
+from ..drafters.base import Drafter
+from ..engine.call import Call
+from ..engine.generation import costs_of
+from ..engine.paying import record_of
+from ..schedule import AnyDrafter
+from ..target.attention import attention_of
+from ..target.captured import MOST_AHEAD
+from ..target.devices import input_device
+from ..target.inputs import position_limit
+from ..target.ranks import ranks_of
+from ..version import __version__
+from .every_width import EveryWidth
+
+READ = 32
+"""of the prompt's last columns, behind which is measured"""
+WIDTHS = (1, 8, 2, 16, 4, 32)
+"""tokens per row of the forwards that are measured, the most telling first"""
+MOST = 256
+"""tokens of all rows of such a forward"""
+TIMES, STEPS = 3, 6
+"""of each width, and of a draft's step"""
+FEW, ROUNDS = 8, 24
+"""tokens of a call in which a drafter drafts: of one that is soon known, and of another one"""
+SECONDS = 0.5
+"""after which each of both calls ends once it has told the least"""
+NEVER = 2**31 - 1
+"""a token that ends no text"""
+
+_known: dict[str, Prices | None] = {}
+_lock = threading.Lock()
+
+
+def set_costs(call: Call, drafter: AnyDrafter, captured: bool) -> Cost:
+    """What the target's forwards take in this call. The drafter is told what its own steps take.
+
+    Args:
+        captured: whether the target's forwards are.
+    """
+    try:
+        prices = _prices_for(call, drafter, captured) if isinstance(drafter, Drafter) else None
+    except Exception:  # of a drafter of somebody's own, or a model that wants more than a text
+        prices = None
+    return costs_of(call, drafter, captured) if prices is None else prices.cost()
+
+
+def _prices_for(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
+    """None where the call goes by the clock. The drafter's own are set, or observed again."""
+    rows, prices = len(call.input_ids), None
+    if not (call.rules.adapt or hinders(call, drafter)):
+        with _lock:  # one after the other: a machine that measures two things at once measures neither
+            prices = _prices(call, drafter, captured)
+    draft, rounds = (None, None) if prices is None else (prices.draft, prices.rounds)
+    steps = drafter.draft_cost(call.target, rows, call.draws, draft is not None)
+    if draft is not None:
+        steps.set_to(*draft)
+    record_of(drafter, id(call.target), call.draws, rows).set_to(rows, rounds)
+    return prices
+
+
+def hinders(call: Call, drafter: Drafter) -> bool:
+    """Whether a call goes by the clock in any case: one of several ranks, which go by the first one's; an
+    encoder-decoder's; and a drafter with an order of its own, whose worker is no faster than the machine is. Beside
+    them calls that only make forwards."""
+    own_order = type(drafter).schedule is not Drafter.schedule
+    return own_order or isinstance(drafter, EveryWidth) or call.source is not None or ranks_of(call.target) is not None
+
+
+def _prices(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
+    """As they are known, or else measured; None where they cannot be."""
+    about = [_machine(call.target), _parts(call.target), _parts(drafter), call.rules.forwards, captured, call.draws]
+    name = hashlib.sha256(json.dumps([*about, len(call.input_ids)]).encode()).hexdigest()[:32]
+    if name in _known:
+        return _known[name]
+    file = Path(constants.HF_HOME) / "hf_specdec" / "prices" / f"{name}.json"
+    found: Prices | None
+    try:
+        found = Prices.from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        _known[name] = None  # where it raises it is not tried again
+        found = _measured(call, drafter, captured)
+        if found is not None:
+            _write(file, found)
+    _known[name] = found
+    return found
+
+
+def _write(file: Path, prices: Prices) -> None:
+    """Whoever is first writes it; nobody reads a half. Where nothing can be written the next process measures."""
+    beside = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(prices.as_json()))
+        beside.replace(file)
+    except OSError:
+        return
+
+
+def _machine(target: Any) -> list[Any]:
+    device = input_device(target)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+    return [name, torch.get_num_threads(), os.cpu_count(), torch.__version__, transformers.__version__, __version__]
+
+
+def _parts(of: Any) -> list[Any]:
+    """What decides how long something takes: its modules and their shapes, and a drafter's options."""
+    if isinstance(of, nn.Module):
+        shapes = Counter(
+            f"{type(part).__name__} {[(*held.shape, str(held.dtype)) for held in part.parameters(recurse=False)]}"
+            for part in of.modules()
+        )
+        attention = attention_of(of) if hasattr(of, "config") else None  # type: ignore[arg-type]
+        return [attention, *sorted(shapes.items())]
+    inside = [_parts(part) for part in vars(of).values() if isinstance(part, (nn.Module, Drafter))]
+    return [type(of).__name__, repr(of), *inside]
+
+
+def _measured(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
+    """By two calls like this one, but for the length: forwards of all widths without a drafter, then the drafter."""
+    target, rows, draws = call.target, len(call.input_ids), call.draws
+    cost, mine = costs_of(call, drafter, captured), drafter.untaught()
+    steps, record = mine.draft_cost(target, rows, draws, False), record_of(mine, id(target), draws, rows)
+    widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST]
+
+    def forwards_are_told(_: int, late: bool) -> bool:
+        times, most = (2, widths[:2]) if late else (TIMES, widths)
+        return all(cost.times(rows, width) >= times for width in most)
+
+    def drafter_is_told(tokens: int, late: bool) -> bool:
+        asked = bool(record.plain or record.drafted or steps.of(1))
+        steps.enough = 2 if late else STEPS
+        return tokens >= (FEW if steps.step is not None or not asked else ROUNDS)
+
+    if not drafter.brings_runner:
+        _decode(call, EveryWidth(None, widths), forwards_are_told)
+    _decode(call, mine, drafter_is_told)
+    return Prices.of(rows, cost, steps, record.rounds(rows))
+
+
+def _decode(call: Call, drafter: Drafter, enough: Callable[[int, bool], bool]) -> None:
+    """A call behind the last columns of the prompt that leaves no trace in the user's random numbers.
+
+    Args:
+        enough: whether it may end after so many tokens, and whether it has taken long.
+    """
+    target, device, wanted = call.target, input_device(call.target), call.config
+    most = min(max(call.most_columns, READ + MOST), READ + MOST_AHEAD, position_limit(target))
+    ends = {"max_length": most, "eos_token_id": NEVER, "pad_token_id": call.pad_token_id}
+    draws = {name: getattr(wanted, name) for name in ("temperature", "top_k", "top_p") if wanted.do_sample}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        target.generate(
+            call.input_ids[:, -READ:].to(device),
+            attention_mask=call.prompt_mask[:, -READ:].to(device),
+            generation_config=GenerationConfig(do_sample=wanted.do_sample, **ends, **draws),
+            assistant_model=drafter,
+            speculation=asdict(call.rules) | {"adapt": True},
+            stopping_criteria=StoppingCriteriaList([_Enough(enough)]),
+        )
+
+
+class _Enough(StoppingCriteria):
+    def __init__(self, enough: Callable[[int, bool], bool]) -> None:
+        self.enough, self.began, self.tokens = enough, real(), 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
+        self.tokens += 1
+        over = self.enough(self.tokens, real() - self.began > SECONDS)
+        return torch.full((len(input_ids),), over, device=input_ids.device)
