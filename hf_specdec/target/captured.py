@@ -12,13 +12,13 @@ from ..errors import SpeculationError, warn
 from ..protocol import Feature, FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
 from .cache import RaggedCache
-from .captured_cache import CapturedCache, begin
+from .captured_cache import CapturedCache, begin_like
 from .compiled import compiles
 from .features import shown
 from .fingerprint import fingerprint, is_looked_on, replaced
 from .fused import fused
 from .inbox import Inbox, Tokens
-from .inputs import RAGGED_INPUTS, as_when_decoding, is_idle, mixes_experts, position_limit, prompt_is_stock
+from .inputs import as_when_decoding, mixes_experts, position_limit, prompt_is_stock
 from .ragged import RaggedRunner, Reader
 from .recorded import is_at_once
 from .rounding import TEXT, TRIED, widths_alike
@@ -29,8 +29,8 @@ T = TypeVar("T")
 MOST_AHEAD = 1024
 """new tokens that buffers have room for from the start, of calls that may come to so many"""
 
-CHUNKS = (*WIDTHS, 128, 256, 512)
-"""tokens of all rows in a forward of a prompt that is recorded"""
+CHUNKS = (64, 128, 256, 512)
+"""tokens of all rows in a forward of a prompt that is recorded: fewer take a device as long"""
 MOST_READ = 2048
 """tokens of all rows of such a prompt: over more of them the device computes for longer than a host launches"""
 
@@ -237,29 +237,37 @@ class CapturedRunner(Captured):
         self.adopt(self.prompt.shape[1])
         if not self.is_captured:
             return super().prefill()
-        width, most = self.prompt.shape[1], CHUNKS[-1] // self.cache.rows
-        self.pads_to, decoding = [each for each in CHUNKS if each <= most], self.pads_to
-        read = [self._read(begin, min(begin + most, width)) for begin in range(0, width, most)]
+        decoding, widths = self.pads_to, [max(1, tokens // self.cache.rows) for tokens in CHUNKS]
+        for width in widths if is_at_once() else ():
+            self._record(width)
+        self.pads_to, columns, most = widths, self.prompt.shape[1], widths[-1]
+        read = [self._read(start, min(start + most, columns)) for start in range(0, columns, most)]
         self.pads_to = decoding
         states = {name: torch.cat([each.features[name] for each in read], 1) for name in self.features}
         return Forward(read[-1].logits, features=states)
 
     def _begun(self) -> bool:
         """Whether the prompt is to be recorded; then the stock cache has layers, of no columns yet."""
-        given = {name for name, value in self.model_kwargs.items() if not is_idle(self.model, name, value)}
         used = self.new_columns is not None or self.stock.get_seq_length() > 0
         tokens = power_of_two(len(self.rows)) * self.prompt.shape[1]
-        if used or tokens > MOST_READ or given - RAGGED_INPUTS or "inputs_embeds" in given or self.bitwise:
+        if used or tokens > MOST_READ or self.model_kwargs.get("inputs_embeds") is not None or self.bitwise:
             return False
         if compiles(self.model) or mixes_experts(self.model) or not prompt_is_stock(self.model):
             return False
         if any(map(is_looked_on, self.model.modules())):  # for the prompt alone
             return False
         like = shelf_of(self.model).recording(fingerprint(self.model))
-        return like is not None and begin(self.stock, like, len(self.rows))
+        return like is not None and begin_like(self.stock, like, len(self.rows))
 
-    def _read(self, begin: int, end: int) -> Forward:
-        """The prompt's columns from `begin` to `end`, with the logits behind the last of them."""
+    def _record(self, width: int) -> None:
+        """A chunk of this width, for prompts of other lengths."""
+        if width <= self.cache.buffers.slots:
+            self.pads_to = [width]
+            self._read(0, min(width, self.prompt.shape[1]))
+            self.cache.set_lengths([0] * len(self.rows))
+
+    def _read(self, start: int, end: int) -> Forward:
+        """The prompt's columns from `start` to `end`, with the logits behind the last of them."""
 
         def stepped(inbox: Inbox, tree: FedTree | None) -> tuple[Tensor, dict[Feature, Tensor]]:
             positions = self.cache.buffers.input("positions", inbox.width, dtype=torch.long)
@@ -267,12 +275,11 @@ class CapturedRunner(Captured):
             outputs = self.read(inbox.tokens, *self._seen(inbox, tree), position_ids=positions, logits_to_keep=last)
             return self.shared(outputs.logits), shown(outputs, self.features, inbox.width, self.cache.slots)
 
-        tokens, width = self.prompt[:, begin:end], end - begin
-        rows, buffers = len(tokens), self.cache.with_room(padded_to(self.widths, width))
-        positions = buffers.input("positions", padded_to(self.widths, width), dtype=torch.long)
-        positions[:rows, :width] = self.of_prompt[:, begin:end]
+        rows, width, padded = len(self.rows), end - start, padded_to(self.widths, end - start)
+        positions = self.cache.with_room(padded).input("positions", padded, dtype=torch.long)
+        positions[:rows, :width] = self.prompt_positions[:, start:end]
         key = "prompt", *self.features
-        logits, states = self._fed(tokens, None, [width - 1], stepped, key)
+        logits, states = self._fed(self.prompt[:, start:end], None, [width - 1], stepped, key)
         self.cache.slots.advance(width)
         features = {name: each[:rows, :width].clone() for name, each in states.items()}
         return Forward(logits[:rows].clone(), features=features)

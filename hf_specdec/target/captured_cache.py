@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def begin(stock: Cache, like: Buffers, rows: int) -> bool:
+def begin_like(stock: Cache, like: Buffers, rows: int) -> bool:
     """Give the layers of an unused stock cache states of no columns, as buffers of the same model show them; whether
     they have the same layers."""
     layers = holding(stock)

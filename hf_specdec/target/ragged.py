@@ -93,7 +93,7 @@ class RaggedRunner:
         self.padded = mask is not None and (device.type != "cpu" or not bool(visible.all()))
         if positions is None:
             positions = (visible.long().cumsum(-1) - 1).clamp_min(0)
-        self.of_prompt = positions
+        self.prompt_positions = positions
         self.cache.show(visible, (positions[:, -1:] + 1 - self.columns).expand(rows, 1).to(device))
 
     def _taken_over(self) -> RaggedCache:
