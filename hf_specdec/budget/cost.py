@@ -11,6 +11,8 @@ from ..theory import line_through
 
 KEPT = 8
 """times of a figure, which is their lower median: a disturbance only makes a forward slower, and seldom most of them"""
+AGREES = 1.1
+"""times the shortest, up to which a time is the same"""
 TICK = 1e-9
 """seconds of what took none by the clock"""
 SELDOM = 48
@@ -41,6 +43,16 @@ class Times(NamedTuple):
     def seconds(self) -> float:
         """0 before the first."""
         return median_low(self.last) if self.last else 0.0
+
+    @property
+    def least(self) -> float:
+        """The shortest, which nothing has disturbed if another one agrees."""
+        return min(self.last)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether another time is about as short as the shortest."""
+        return self.known and sorted(self.last)[1] < AGREES * self.least
 
 
 def padded_to(widths: Sequence[int], width: int) -> int:
@@ -84,10 +96,9 @@ class Cost:
         cost.is_set = True
         return cost
 
-    def figures(self, rows: int) -> tuple[dict[int, float], dict[bool, float]]:
+    def figures(self, rows: int) -> tuple[dict[int, Times], dict[bool, Times]]:
         """What is known of forwards of so many rows, by tokens per row, and between forwards, as of `set_to`."""
-        mine = {width: times.seconds for (count, width), times in self._figures.items() if count == rows}
-        return mine, {kind: times.seconds for kind, times in self._between.items()}
+        return {width: times for (count, width), times in self._figures.items() if count == rows}, self._between
 
     def times(self, rows: int, width: int) -> int:
         """How often a forward was timed that was fed so much."""
@@ -260,6 +271,11 @@ class DraftCost:
     def set_to(self, step: float, opening: float, reading: float) -> None:
         """These figures stay."""
         self._steps, self._openings, self.reading, self.is_set = Times((step,)), Times((opening,)), reading, True
+
+    @property
+    def least(self) -> float | None:
+        """Of the steps the shortest, with `step` None as well."""
+        return None if self.step is None else self._steps.least
 
     @property
     def opening(self) -> float:

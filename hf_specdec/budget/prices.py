@@ -1,7 +1,7 @@
 """`Prices`: what a machine takes for a target's forwards and a drafter's steps, measured once. Calls that go by them
 draft the same whatever else the machine does meanwhile."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from .cost import Cost, DraftCost
@@ -20,22 +20,30 @@ class Prices:
     """`step`, `opening` and `reading` of a `DraftCost`; None of a drafter that makes no steps"""
     rounds: tuple[float, float] | None = None
     """of a plain round and of one with a draft; None of a drafter that weighs by itself"""
+    agreed: bool = True
+    """whether they were measured twice alike, and so are for later processes, too"""
 
     @classmethod
     def of(cls, rows: int, cost: Cost, draft: DraftCost | None, rounds: tuple[float, float] | None) -> "Prices | None":
-        """As they were observed; None where they say too little."""
+        """As they were observed; None where they say too little. A disturbance only makes a forward slower."""
         forwards, between = cost.figures(rows)
-        if len(forwards) < 2 or 1 not in forwards or not between:
+        is_begun = draft is not None and draft.step is None and draft.of(1) > 0
+        if len(forwards) < 2 or 1 not in forwards or not between or is_begun:
             return None
-        steps = None if draft is None or draft.step is None else (draft.step, draft.opening, draft.reading)
-        return cls(rows, forwards, between, steps, rounds)
+        steps = None if draft is None or draft.least is None else (draft.least, draft.opening, draft.reading)
+        agreed = forwards[1].agrees and all(times.agrees for times in forwards.values() if len(times.last) > 2)
+        shortest = {width: times.least for width, times in forwards.items()}
+        beside = {kind: times.least for kind, times in between.items()}
+        return cls(rows, shortest, beside, steps, rounds, agreed)
 
     def cost(self) -> Cost:
         """The target's, which learns nothing more."""
         return Cost.set_to({(self.rows, width): seconds for width, seconds in self.forwards.items()}, self.between)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {name: [*getattr(self, name).items()] for name in ("forwards", "between")}
+        return {"rows": self.rows, "draft": self.draft, "rounds": self.rounds} | {
+            name: [*getattr(self, name).items()] for name in ("forwards", "between")
+        }
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Prices":

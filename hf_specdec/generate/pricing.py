@@ -40,11 +40,11 @@ WIDTHS = (1, 8, 2, 16, 4, 32)
 """tokens per row of the forwards that are measured, the most telling first"""
 MOST = 256
 """tokens of all rows of such a forward"""
-TIMES, STEPS = 3, 6
+TIMES, STEPS = 5, 6
 """of each width, and of a draft's step"""
 FEW, ROUNDS = 8, 24
 """tokens of a call in which a drafter drafts: of one that is soon known, and of another one"""
-SECONDS = 0.5
+SECONDS = 0.7
 """after which each of both calls ends once it has told the least"""
 NEVER = 2**31 - 1
 """a token that ends no text"""
@@ -101,7 +101,7 @@ def _prices(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
     except (OSError, ValueError, KeyError, TypeError):
         _known[name] = None  # where it raises it is not tried again
         found = _measured(call, drafter, captured)
-        if found is not None:
+        if found is not None and found.agreed:
             _write(file, found)
     _known[name] = found
     return found
