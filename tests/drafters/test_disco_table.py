@@ -11,7 +11,7 @@ from laboratory import script
 from models import llama, tokenizer
 
 from hf_specdec import DiscoDrafter, SpeculationError
-from hf_specdec.tools.bench.methods import Method
+from hf_specdec.tools.bench.method import Method
 from hf_specdec.train.disco.fitting import f1
 from hf_specdec.train.disco.records import Record
 

@@ -12,7 +12,8 @@ from subjects import DRY
 from torch import Tensor
 
 from hf_specdec.errors import SpeculationWarning
-from hf_specdec.tools.bench.methods import Method, build_method
+from hf_specdec.tools.bench.method import Method
+from hf_specdec.tools.bench.methods import build_method
 from hf_specdec.tools.instruments.meter import Meter, metered
 from hf_specdec.tools.instruments.provenance import peak_memory_bytes, reset_peak_memory
 

@@ -26,7 +26,7 @@ from traced import traced
 
 from hf_specdec import warm_up
 from hf_specdec.target.buffers import slots_for
-from hf_specdec.tools.bench.methods import Method
+from hf_specdec.tools.bench.method import Method
 from hf_specdec.tools.instruments.audit import Audit
 from hf_specdec.tools.instruments.provenance import provenance
 from hf_specdec.tools.loading.sampling import sampling_at

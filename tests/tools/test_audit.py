@@ -16,7 +16,7 @@ from hf_specdec.tools.audit.greedy import Greedy
 from hf_specdec.tools.audit.run import run_audit
 from hf_specdec.tools.audit.sampled import Sampled
 from hf_specdec.tools.audit.samples import LEVEL, two_samples
-from hf_specdec.tools.bench.methods import Method
+from hf_specdec.tools.bench.method import Method
 
 PAIR = Path(__file__).parents[1] / "pair"
 MODEL = models.llama(seed=1)

@@ -23,7 +23,7 @@ from hf_specdec.tools.bench import results as results_module
 from hf_specdec.tools.bench import summary
 from hf_specdec.tools.bench.best import mean_speedups
 from hf_specdec.tools.bench.measure import Bench
-from hf_specdec.tools.bench.methods import BASELINES, build_method
+from hf_specdec.tools.bench.methods import USUAL, build_method
 from hf_specdec.tools.bench.plan import Settings, plan
 from hf_specdec.tools.bench.results import Results
 from hf_specdec.tools.bench.run import run_bench
@@ -115,7 +115,7 @@ def test_specs_are_read_and_refused() -> None:
     )
     draft = llama()
     assert build_method("draft_model:num_draft_tokens=3", draft).drafter.config.num_draft_tokens == 3
-    assert [build_method(name, draft).name for name in BASELINES] == list(BASELINES)
+    assert [build_method(name, draft).name for name in USUAL] == list(USUAL)
     for spec, message in {
         "draft_model": "needs a draft model",
         "hf-assisted": "needs a draft model",

@@ -21,7 +21,8 @@ from hf_specdec.stats import SpeculationStats
 from hf_specdec.target.devices import cpu_capabilities, cpu_dtype
 from hf_specdec.tools.bench.decoding import Generation, decode
 from hf_specdec.tools.bench.measure import Bench
-from hf_specdec.tools.bench.methods import PLAIN, Method
+from hf_specdec.tools.bench.method import Method
+from hf_specdec.tools.bench.methods import PLAIN
 from hf_specdec.tools.bench.plan import Unit, settings_of
 from hf_specdec.tools.demo import DemoSettings, GenerateSettings, run, run_demo, run_generate, turns
 from hf_specdec.tools.demo.live import LiveText

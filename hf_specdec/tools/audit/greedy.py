@@ -11,7 +11,8 @@ from transformers.generation import StoppingCriteria
 
 from ...errors import shown
 from ...target.devices import input_device
-from ..bench.methods import PLAIN, Method
+from ..bench.method import Method
+from ..bench.methods import PLAIN
 from ..instruments.audit import Audit
 from ..instruments.forwards import wrapped_forward
 from ..loading.chat import batch

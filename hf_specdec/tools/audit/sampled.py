@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..bench.methods import PLAIN, Method
+from ..bench.method import Method
+from ..bench.methods import PLAIN
 from ..loading.sampling import sampling_at
 from .findings import Finding
 from .samples import PLACES, Sample, of_samples

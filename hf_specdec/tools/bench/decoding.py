@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ...stats import SpeculationStats
 from ..instruments.ends import until_end
 from ..instruments.meter import Meter, metered
-from .methods import Method
+from .method import Method
 
 
 @dataclass(kw_only=True)
@@ -44,9 +44,9 @@ def decode(
     rows = [until_end(target, row) for row in rows]
     told = method.drafter.last_stats if method.drafter is not None else None
     stats = replace(
-        told or _counted(meter, inputs["input_ids"].shape[1], rows),
+        told or _counted(method, meter, inputs["input_ids"].shape[1], rows),
         emitted_tokens=sum(map(len, rows)),
-        target_calls=len(meter.of("target")),
+        target_calls=len(meter.of("target")) if method.rounds is None else len(rows) + len(method.rounds),
         total_seconds=meter.seconds,
         prefill_seconds=meter.prefill_seconds,
         draft_seconds=meter.total("draft"),
@@ -55,9 +55,11 @@ def decode(
     return Generation(method=method, rows=rows, meter=meter, stats=stats)
 
 
-def _counted(meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> SpeculationStats:
-    """Of plain decoding and of transformers' loops, from the forwards that they made."""
-    rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
+def _counted(method: Method, meter: Meter, prompt: int, rows: Sequence[Sequence[int]]) -> SpeculationStats:
+    """Of a method that is no drafter's."""
+    rounds = method.rounds
+    if rounds is None:
+        rounds = meter.accepted_per_round(prompt, len(rows[0])) if len(rows) == 1 else []
     return SpeculationStats(
         draft_calls=len(meter.of("draft")),
         row_steps=len(rounds) or sum(map(len, rows)),  # only plain decoding takes a batch

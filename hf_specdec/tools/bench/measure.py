@@ -18,7 +18,8 @@ from ..loading.models import Pair
 from ..loading.prompts import WARM_UP_TEXT, Prompt
 from ..loading.sampling import sampling_at
 from .decoding import Generation, decode
-from .methods import BASELINES, PLAIN, Method
+from .method import Method
+from .methods import PLAIN, USUAL
 from .plan import Settings, Unit
 from .results import Measurement, Results
 from .summary import summarize
@@ -50,7 +51,7 @@ class Bench:
         pair = settings.load()
         baselines = settings.baselines
         if baselines is None:
-            baselines = [name for name in BASELINES if pair.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
+            baselines = [name for name in USUAL if pair.draft is not None or name in (PLAIN, "hf-prompt-lookup")]
         specs = [PLAIN, *baselines, *(settings.drafters or [])]
         return cls(settings, pair, [settings.methods(pair, specs) for _ in range(settings.repeats)])
 

@@ -4,19 +4,19 @@ A SPEC is a drafter's (`loading.drafters`), or one of `BASELINES`, which may hav
 `draft_model:num_draft_tokens=5`, `hf-assisted:num_assistant_tokens=3`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from transformers import PreTrainedModel
 from typer import Option
 
-from ...drafters import Drafter
 from ...errors import SpeculationError
 from ...verify.rules import Rules
 from ..loading.drafters import SPEC, load_drafter, own_model, parse_options, required_draft
 from ..loading.models import Pair, PairSettings
+from .method import Method
+from .rivals import RIVALS, rival
 
 PLAIN = "plain"
 HF_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -34,39 +34,8 @@ HF_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Options of transformers' own speculation: a fixed window, its default confidence threshold, and prompt lookup."""
 NEEDS_DRAFT = ("hf-assisted", "hf-confidence")
-BASELINES = (PLAIN, *HF_DEFAULTS)
-
-
-@dataclass
-class Method:
-    """One way of decoding prompts."""
-
-    name: str
-    """the SPEC as it was given"""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """what it adds to `generate`"""
-    draft: PreTrainedModel | None = None
-    """the model that drafts, if any"""
-    drafter: Drafter | None = None
-    draft_options: dict[str, Any] = field(default_factory=dict)
-    """what transformers' loop reads from the draft's generation config"""
-    single_row: bool = False
-    """whether it takes a batch of 1 only"""
-
-    def generate(self, target: PreTrainedModel, inputs: Mapping[str, Any], **options: Any) -> list[list[int]]:
-        """The new tokens of each row, padding included.
-
-        Args:
-            inputs: `input_ids` [B, P] and `attention_mask`.
-            options: of `generate`; those of the method come before them.
-        """
-        with self.prepared():
-            output: Any = target.generate(**inputs, **options | self.kwargs)
-        return output[:, inputs["input_ids"].shape[1] :].tolist()
-
-    def prepared(self) -> AbstractContextManager[None]:
-        """Sets the options that live in the draft's generation config, and takes them back."""
-        return _generation_options(self.draft, self.draft_options) if self.draft is not None else nullcontext()
+USUAL = (PLAIN, *HF_DEFAULTS)
+BASELINES = (*USUAL, *RIVALS)
 
 
 def build_method(spec: str, draft: PreTrainedModel | None, **loading: Any) -> Method:
@@ -98,7 +67,8 @@ class MethodSettings(PairSettings):
         Option(
             "--baseline",
             help="transformers' own speculation to compare: hf-assisted, hf-confidence (both need --draft), "
-            "hf-prompt-lookup; may be given several times. `bench` takes all by default, and always plain decoding.",
+            "hf-prompt-lookup; or another package's: economize-draft, economize-lookup, economize-hybrid, flashspec. "
+            "May be given several times. `bench` takes all of transformers' by default, and always plain decoding.",
         ),
     ] = None
 
@@ -122,24 +92,13 @@ class MethodSettings(PairSettings):
 
 
 def _baseline(spec: str, name: str, options: dict[str, Any], draft: PreTrainedModel | None) -> Method:
-    defaults = HF_DEFAULTS.get(name, {})
+    defaults = HF_DEFAULTS.get(name, RIVALS.get(name, {}))
     if unknown := sorted(set(options) - set(defaults)):
         raise SpeculationError(f"unknown option {unknown} of {name!r}; its options are {sorted(defaults) or '(none)'}")
     options = defaults | options
+    if name in RIVALS:
+        return rival(spec, name, options, draft)
     if name in NEEDS_DRAFT:
         draft = required_draft(spec, draft)
         return Method(spec, {"assistant_model": draft}, draft, draft_options=options, single_row=True)
     return Method(spec, options, single_row=name != PLAIN)
-
-
-@contextmanager
-def _generation_options(draft: PreTrainedModel, options: dict[str, Any]) -> Iterator[None]:
-    config = draft.generation_config
-    before = {name: getattr(config, name) for name in options}
-    for name, value in options.items():
-        setattr(config, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)

@@ -21,7 +21,8 @@ from ...target.devices import input_device
 from ..answers import AnswerFile
 from ..bench.decoding import decode
 from ..bench.measure import Bench
-from ..bench.methods import PLAIN, Method
+from ..bench.method import Method
+from ..bench.methods import PLAIN
 from ..bench.plan import Unit, settings_of
 from ..bench.results import Results
 from ..bench.run import summary_tables

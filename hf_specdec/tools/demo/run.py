@@ -16,7 +16,8 @@ from ...clock import now
 from ...errors import SpeculationError
 from ..bench.decoding import Generation, decode
 from ..bench.measure import Bench
-from ..bench.methods import PLAIN, Method, build_method
+from ..bench.method import Method
+from ..bench.methods import PLAIN, build_method
 from ..bench.plan import Unit, settings_of
 from ..instruments.recording import RecordingDrafter
 from ..loading.checks import Range

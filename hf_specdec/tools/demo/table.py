@@ -6,7 +6,8 @@ from rich.table import Table
 
 from ..bench.decoding import Generation
 from ..bench.measure import Bench
-from ..bench.methods import PLAIN, Method
+from ..bench.method import Method
+from ..bench.methods import PLAIN
 from ..bench.summary import speed_ratio, total
 from ..instruments.audit import Audit, Difference
 from .turns import Turn, inputs_of

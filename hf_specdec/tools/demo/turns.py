@@ -15,7 +15,8 @@ from ...drafters import Drafter
 from ...errors import SpeculationError
 from ..bench.decoding import Generation
 from ..bench.measure import Bench
-from ..bench.methods import PLAIN, Method
+from ..bench.method import Method
+from ..bench.methods import PLAIN
 from ..bench.plan import Unit
 
 FIRST = 2

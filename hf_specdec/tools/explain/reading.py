@@ -11,7 +11,8 @@ from ...drafters.pearl import Timeline
 from ...stats import SpeculationStats
 from ...target.devices import input_device
 from ..bench.decoding import Generation, decode
-from ..bench.methods import PLAIN, Method
+from ..bench.method import Method
+from ..bench.methods import PLAIN
 from ..instruments.audit import Audit
 from ..instruments.recording import RecordingDrafter, Round
 from ..loading.checks import check_tokens

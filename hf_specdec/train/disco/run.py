@@ -19,7 +19,7 @@ from ...options import help_of, range_of
 from ...stats import SpeculationStats
 from ...target.devices import input_device
 from ...tools.bench.decoding import decode
-from ...tools.bench.methods import Method
+from ...tools.bench.method import Method
 from ...tools.loading.chat import batch, prompt_ids
 from ...tools.loading.checks import SEEDS, Range
 from ...tools.loading.models import Pair, PairSettings
