@@ -48,6 +48,7 @@ def what_was_done(model: Any, make: Callable[[], Any], lengths: list[int], **opt
     return done
 
 
+@pytest.mark.grid(pairs=True)
 @pytest.mark.parametrize("draws", [False, True], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("lengths", [[9], [9, 4, 7]], ids=["one row", "three rows"])
 @pytest.mark.parametrize("kind", ["lookup", "suffix", "auto", "hybrid", "eagle"])
