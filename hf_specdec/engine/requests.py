@@ -17,6 +17,7 @@ from ..errors import SpeculationError
 from ..protocol import Forward
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
+from ..target.bitwise_joining import BitwiseJoiningRunner
 from ..target.capturable import wants_captured, why_not_captured
 from ..target.captured_joining import joining_runner
 from ..target.devices import input_device
@@ -81,7 +82,7 @@ class Requests(Engine):
             forwards: as in `Rules`, of the target.
 
         Raises:
-            SpeculationError: the model does not take rows of uneven lengths.
+            SpeculationError: the model does not take rows of uneven lengths, or cannot have such forwards.
         """
         can, vocab, why = (Support.PLAIN, 0, why) if (why := why_not_joined(model)) else ability(model)
         if can is not Support.RAGGED:
@@ -89,8 +90,10 @@ class Requests(Engine):
                 f"BatchDecoder needs a model that decodes rows of different lengths, and {type(model).__name__} "
                 f"{why}; use model.generate"
             )
-        cost, stats = _costs.of(model, most_rows), SpeculationStats(mode="joined")
-        super().__init__(model, vocab, Rows(input_device(model)), MODE, RaggedRequests(), cost, stats)
+        self.bitwise = forwards == "bitwise"
+        mode = MODE._replace(trees=not self.bitwise)  # whose tokens lie, and are summed, in another order than a text's
+        cost, stats = _costs.of(model, (most_rows, self.bitwise)), SpeculationStats(mode="joined")
+        super().__init__(model, vocab, Rows(input_device(model)), mode, RaggedRequests(), cost, stats)
         self.drafter, self.most_rows, self.most_tokens, self.forwards = drafter, most_rows, most_tokens, forwards
         self.round_seconds = self.reading_seconds = 0.0
         """of the last round, and of all prompts"""
@@ -98,6 +101,8 @@ class Requests(Engine):
         """tokens per second"""
         self._begun_with = self._found()
         self._start()
+        if isinstance(self.target, BitwiseJoiningRunner):
+            cost.pads_to(self.target.pads_to)  # found out now: whoever makes the batch is told where there are none
         if drafter is not None and drafter.because:
             self.stats.notes.append(drafter.because)
         if wants_captured(forwards, model) and (why := self._why_eager()):
@@ -131,7 +136,12 @@ class Requests(Engine):
         self.requests: dict[int, Request] = {}
         """of the rows that are there, by their numbers"""
         self.reading: Arriving | None = None
-        self.target = joining_runner(self.model, self.most_rows, self.most_tokens, self.forwards, self._recordable)
+        sizes = self.most_rows, self.most_tokens
+        self.target = (
+            BitwiseJoiningRunner(self.model, *sizes)
+            if self.bitwise
+            else joining_runner(self.model, *sizes, self.forwards, self._recordable)
+        )
         self.runner = self.target
         """the drafter's own, where it brings one"""
         self.widest = SPARE - 1
@@ -240,8 +250,10 @@ class Requests(Engine):
             stats.prefill_seconds += seconds
 
     def _piece(self, left: int) -> int:
-        """Of so many tokens how many to read now: others are to wait about as long as a round takes."""
-        fair = int(self.reading_speed * self.round_seconds) if len(self.rows) else LONGEST_PIECE
+        """Of so many tokens how many to read now: others are to wait about as long as a round takes. Where forwards are
+        to be alike it is up to the prompt alone."""
+        timed = len(self.rows) and not self.bitwise
+        fair = int(self.reading_speed * self.round_seconds) if timed else LONGEST_PIECE
         piece = min(max(LEAST_PIECE, fair), LONGEST_PIECE)
         return left if left <= 1.5 * piece else piece
 

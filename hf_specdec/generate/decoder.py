@@ -92,30 +92,32 @@ class BatchDecoder:
             max_rows: decoded at once.
             max_tokens: bound of the cache, in tokens of all rows together; rows are as long in it as the longest.
             max_waiting: requests that may wait for room, or for their turn to be read.
-            forwards: "auto", "eager" or "captured", of all requests, who share them.
+            forwards: "auto", "eager", "captured" or "bitwise", of all requests, who share them. With "bitwise" no other
+                request changes a text, in any dtype: drafts are chains, draws are coupled, and each row has an equal
+                share of `max_tokens`.
 
         Raises:
             SpeculationError: a bad argument, a drafter for another target or with an order of its own, or a model that
-                does not take rows of different lengths.
+                does not take rows of different lengths, or not such forwards.
         """
         for name, value in (("max_rows", max_rows), ("max_tokens", max_tokens), ("max_waiting", max_waiting)):
             if type(value) is not int or value < 1:
                 raise SpeculationError(f"{name} must be a whole number of 1 or more, got {shown(value)}")
-        if Rules(forwards=forwards).forwards == "bitwise":  # type: ignore[arg-type]
-            raise SpeculationError(
-                "forwards='bitwise' is not supported by BatchDecoder, whose batches change from round to round; use "
-                "model.generate"
-            )
+        self.forwards = Rules(forwards=forwards).forwards  # type: ignore[arg-type]
         if drafter is None:
             drafter, named = own_draft(model, {"generation_config": generation_config})
             generation_config = named["generation_config"]
-        self.forwards = forwards
         self.model, self.generation_config, self.max_waiting = model, generation_config, max_waiting
         self.drafter = drafter_for(model, drafter, generation_config)
         if self.drafter is not None and type(self.drafter).schedule is not Drafter.schedule:
             raise SpeculationError(
                 f"drafter={self.drafter} drafts while the target verifies, which works for the rows of one call "
                 "only; give BatchDecoder another drafter, for example hybrid, draft_model or prompt_lookup"
+            )
+        if self.drafter is not None and self.drafter.brings_runner and forwards == "bitwise":
+            raise SpeculationError(
+                f"drafter={self.drafter} changes the shape of the target's forwards, and with forwards='bitwise' all "
+                "have one; give BatchDecoder another drafter, for example hybrid, draft_model or prompt_lookup"
             )
         self._engine = Requests(model, self.drafter, max_rows, max_tokens, forwards)
         self._waiting: deque[Request] = deque()
@@ -214,7 +216,7 @@ class BatchDecoder:
             options = {"generation_config": config} | options
         options = {"attention_mask": torch.ones_like(ids)} | options | {"return_dict_in_generate": False}
         call = prepared(self.model, streamer, input_ids=ids, **options)
-        call.rules = replace(call.rules, forwards=self.forwards)  # type: ignore[arg-type]
+        call.rules = self._rules(call.rules)
         self._check(call)
         arrived = now()
         answer = Answer(ids.shape[1], self._wake)
@@ -222,12 +224,24 @@ class BatchDecoder:
             next(self._numbers), call, answer, Randomness.from_torch(), arrived, ids[0].tolist(), settings_of(call)
         )
         if not self._engine.ever_fits(request):
+            share = ", of which with forwards='bitwise' each row has an equal share" * (self.forwards == "bitwise")
             raise SpeculationError(
                 f"a prompt of {ids.shape[1]} tokens and up to {request.end - ids.shape[1]} new ones do not fit into "
-                f"max_tokens={self._engine.most_tokens}; ask for fewer new tokens, or create BatchDecoder with "
+                f"max_tokens={self._engine.most_tokens}{share}; ask for fewer new tokens, or create BatchDecoder with "
                 "a larger max_tokens"
             )
         return request
+
+    def _rules(self, asked: Rules) -> Rules:
+        """A request's, with what all requests have in common."""
+        if self.forwards != "bitwise":
+            return replace(asked, forwards=self.forwards)
+        if not asked.exact:
+            raise SpeculationError(
+                f"lenience={asked.lenience} lets drafts change the text, which forwards='bitwise' rules out; leave it "
+                "out, or create BatchDecoder with other forwards"
+            )
+        return replace(asked, forwards="bitwise", sampling="coupled")  # else draws would depend on what was drafted
 
     def _ids(self, given: Any) -> Tensor:
         """[1, P] on the model's device."""

@@ -52,7 +52,7 @@ class ServeSettings(DrafterSettings):
     max_waiting: Annotated[
         int, _batching(help="Requests that may wait; one more is refused with the status 429.", min=1)
     ] = 1024
-    forwards: Annotated[str, _batching(help="How forwards run: auto, eager or captured.")] = "auto"
+    forwards: Annotated[str, _batching(help="How forwards run: auto, eager, captured or bitwise.")] = "auto"
 
 
 def _options_of(server: type) -> type:

@@ -60,8 +60,6 @@ class Buffers:
             self.chain = torch.arange(WIDEST, device=device)[None]
             """depths of a chain"""
         self.recorded = RecordedSteps(device)
-        self.alike: tuple[int, ...] | None = None
-        """widths that round alike, once that was found out"""
         self.free: Moment | None = None
         """since when nobody uses them; None while somebody does"""
         self.turn = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,19 +10,25 @@ from torch import Tensor
 from ..budget import FORESIGHT, padded_to
 from ..errors import SpeculationError, warn
 from ..protocol import Feature, FedTree, Finder, Forward, Found
-from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two
+from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two, slots_for
 from .cache import RaggedCache
 from .captured_cache import CapturedCache, begin_like
 from .compiled import compiles
+from .devices import input_device
 from .features import shown
 from .fingerprint import fingerprint, is_looked_on, replaced
 from .fused import fused
 from .inbox import Inbox, Tokens
-from .inputs import as_when_decoding, mixes_experts, position_limit, prompt_is_stock
+from .inputs import CACHE, as_when_decoding, mixes_experts, position_limit, prompt_is_stock
+from .joining import read_at_once
 from .ragged import RaggedRunner, Reader
 from .recorded import is_at_once
+from .remembered import Remembered
 from .rounding import TEXT, TRIED, widths_alike
 from .shelf import shelf_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T")
 
@@ -35,6 +41,9 @@ MOST_READ = 2048
 """tokens of all rows of such a prompt: over more of them the device computes for longer than a host launches"""
 
 Choose = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+
+_alike: Remembered[tuple[int, ...]] = Remembered()
+"""widths that round alike, by the shape of buffers"""
 
 
 class Captured(RaggedRunner):
@@ -285,51 +294,18 @@ class CapturedRunner(Captured):
         return Forward(logits[:rows].clone(), features=features)
 
     def _taken_over(self) -> RaggedCache:
-        columns = max(self.columns, self.most_slots)
+        rows, columns = power_of_two(len(self.rows)), max(self.columns, self.most_slots)
+        if self.bitwise:
+            self.pads_to = alike(self.model, rows, columns)  # whose buffers are free then
         try:
-            return CapturedCache(self.stock, [self.model], power_of_two(len(self.rows)), columns)
+            cache = CapturedCache(self.stock, [self.model], rows, columns)
+            cache.whole = self.bitwise
+            return cache
         except torch.OutOfMemoryError:
             if self.bitwise:
                 raise
             warn(NO_MEMORY)
             return super()._taken_over()
-
-    def adopt(self, columns: int | None = None) -> None:
-        super().adopt(columns)
-        if self.bitwise:
-            self.cache.whole = True
-            with as_when_decoding(self.model):
-                self.pads_to = self._widths_alike()
-
-    def _widths_alike(self) -> tuple[int, ...]:
-        """Found out once per model and shape of buffers.
-
-        Raises:
-            SpeculationError: there are none.
-        """
-        buffers, start = self.cache.buffers, self.cache.lengths
-        if buffers.alike is None:
-            last = position_limit(self.model) - TEXT - max(TRIED)
-            if max(start) > last:
-                raise SpeculationError(
-                    f"forwards='bitwise' tries {TEXT + max(TRIED)} tokens behind the prompt, and the model has "
-                    f"positions for {position_limit(self.model)}; shorten the prompt"
-                )
-
-            def feed(tokens: Tensor, place: int, width: int) -> Tensor:
-                self.cache.set_lengths([length + place for length in start])
-                self.pads_to = [width]
-                return self.answer(tokens, None).logits
-
-            vocab = self.model.config.get_text_config(decoder=True).vocab_size
-            buffers.alike = widths_alike(feed, len(self.rows), vocab, buffers.device)
-            self.cache.set_lengths(start)
-        if not buffers.alike:
-            raise SpeculationError(
-                "forwards='bitwise' is not possible here: a token's logits depend on where it stands among those that "
-                "are verified with it, at every width; use another dtype, attention or device"
-            )
-        return buffers.alike
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows of the batch; one may come twice."""
@@ -342,3 +318,41 @@ class CapturedRunner(Captured):
         super().select(rows)
         if rows and needed < self.cache.rows and not (self.bitwise or compiles(self.model)):
             self.cache.move(needed, max(self.cache.lengths))
+
+
+def alike(model: "PreTrainedModel", rows: int, columns: int) -> tuple[int, ...]:
+    """Widths of forwards over buffers of such a shape that round alike. They are tried once.
+
+    Raises:
+        SpeculationError: there are none, or the model has too few positions to try.
+    """
+    found = _alike.of(model, lambda: _tried(model, rows, columns), (rows, slots_for(columns)))
+    if not found:
+        raise SpeculationError(
+            "forwards='bitwise' is not possible here: a token's logits depend on where it stands among those that "
+            "are verified with it, at every width; use another dtype, attention or device"
+        )
+    return found
+
+
+def _tried(model: "PreTrainedModel", rows: int, columns: int) -> tuple[int, ...]:
+    """The same, with texts behind a token that all rows begin with."""
+    if (limit := position_limit(model)) < 1 + TEXT + max(TRIED):
+        raise SpeculationError(
+            f"forwards='bitwise' tries {TEXT + max(TRIED)} tokens behind another, and the model has positions for "
+            f"{limit}; use other forwards"
+        )
+    ids = torch.zeros(rows, 1, dtype=torch.long, device=input_device(model))
+
+    def feed(tokens: Tensor, place: int, width: int) -> Tensor:
+        runner.cache.set_lengths([1 + place] * rows)
+        runner.pads_to = [width]
+        return runner.answer(tokens, None).logits
+
+    with torch.no_grad(), as_when_decoding(model):
+        runner = CapturedRunner(model, {CACHE: read_at_once(model, ids)}, ids)
+        runner.most_slots = columns
+        runner.adopt()
+        runner.cache.whole = True
+        vocab = model.config.get_text_config(decoder=True).vocab_size
+        return widths_alike(feed, rows, vocab, runner.cache.device)

@@ -1,4 +1,5 @@
-"""Widths whose rows are rounded alike: then a token's logits do not depend on how many were verified with it.
+"""Widths whose rows are rounded alike: then a token's logits depend neither on how many were verified with it, nor on
+the row that it is in, nor on what other rows hold.
 
 A product's row depends on the others only through the kernel that their number selects. Which widths share one is not
 documented anywhere: it is tried, bit for bit, on the model itself.
@@ -20,21 +21,31 @@ Feed = Callable[[Tensor, int, int], Tensor]
 
 
 def widths_alike(feed: Feed, rows: int, vocab: int, device: torch.device) -> tuple[int, ...]:
-    """The largest set of widths that give the same bits, and do so wherever a token stands among the others. Empty
-    where no width does.
+    """The largest set of widths that give the same bits, and do so wherever a token stands among the others, in
+    whichever row, beside whatever texts. Empty where no width does.
 
     Args:
         feed: of the model; what is behind a place may be written over.
     """
     ids = (torch.arange(rows * TEXT, device=device).view(rows, TEXT) * 7919 + 13) % vocab
-    found: dict[int, Tensor] = {}
+    classes: list[tuple[Tensor, list[int]]] = []
     for width in TRIED:
-        whole = _fed(feed, ids, width, [width] * (TEXT // width))
-        if torch.equal(whole, _fed(feed, ids, width, _unevenly(width))):
-            found[width] = whole
-    classes = [[w for w in found if torch.equal(found[w], whole)] for whole in found.values()]
-    classes.sort(key=lambda alike: (-len(alike), alike))
-    return tuple(classes[0]) if classes else ()
+        evenly = [width] * (TEXT // width)
+        whole = _fed(feed, ids, width, evenly)
+        moved = _fed(feed, ids.roll(1, 0), width, _unevenly(width)).roll(-1, 0)
+        if not torch.equal(whole, moved):
+            continue
+        if rows > 1:  # the first text, beside its likes in place of the others
+            repeated = _fed(feed, ids[:1].expand(rows, -1), width, evenly)
+            if not torch.equal(repeated, whole[:1].expand_as(repeated)):
+                continue
+        for logits, alike in classes:
+            if torch.equal(logits, whole):
+                alike.append(width)
+                break
+        else:
+            classes.append((whole, [width]))
+    return tuple(max(classes, key=lambda found: len(found[1]))[1]) if classes else ()
 
 
 def _fed(feed: Feed, ids: Tensor, width: int, steps: Sequence[int]) -> Tensor:

@@ -10,9 +10,21 @@ from stream_models import streams_of
 from torch import Tensor
 
 import hf_specdec
-from hf_specdec import DraftModelDrafter, HybridDrafter, PearlDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec import (
+    BatchDecoder,
+    DraftModelDrafter,
+    HybridDrafter,
+    PearlDrafter,
+    PromptLookupDrafter,
+    SpeculationError,
+)
+from hf_specdec.engine import requests
+from hf_specdec.target.buffers import WIDEST
+from hf_specdec.target.captured import alike
 from hf_specdec.target.packing import packable_dtypes
+from hf_specdec.target.ragged import RaggedRunner
 from hf_specdec.target.rounding import TEXT, TRIED, widths_alike
+from hf_specdec.target.shelf import shelf_of
 
 BITWISE = {"forwards": "bitwise"}
 KINDS = [
@@ -29,6 +41,15 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "window of 40": lambda draft: DraftModelDrafter(draft, num_draft_tokens=40),
     "hybrid": lambda draft: HybridDrafter(draft),
     "pearl": lambda draft: PearlDrafter(draft, window=4),
+}
+
+
+JOINED: dict[str, Callable[[Any], Any]] = {
+    "nobody": lambda draft: None,
+    "lookup, branches": DRAFTERS["lookup, branches"],
+    "window of 3": DRAFTERS["window of 3"],
+    "a window by times": lambda draft: DraftModelDrafter(draft),
+    "hybrid": DRAFTERS["hybrid"],
 }
 
 
@@ -91,6 +112,70 @@ def test_what_cannot_be_bitwise_is_refused() -> None:
         )
 
 
+# ---------------------------------------------------------------------- rows that come and go
+
+
+def joined(model: Any, drafter: Any) -> BatchDecoder:
+    return BatchDecoder(model, drafter, max_rows=3, max_tokens=2048, forwards="bitwise")
+
+
+def asked(decoder: BatchDecoder, i: int) -> Any:
+    """The i-th request: every third one is drawn, with a seed of its own."""
+    torch.manual_seed(i)
+    ids = models.prompts([5 + 7 * i % 31], 256, seed=i)["input_ids"]
+    return decoder.submit(ids, max_new_tokens=16, do_sample=i % 3 == 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_text_does_not_depend_on_who_is_beside_it(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor on the order in which they come, who has left before, or who drafts."""
+    monkeypatch.setattr(requests, "LEAST_PIECE", 4)
+    monkeypatch.setattr(requests, "LONGEST_PIECE", 12)
+    model, draft, order = target(dtype, False), target(dtype, False), [0, 1, 2, 3, 4, 5]
+    with joined(model, None) as decoder:
+        alone = {i: asked(decoder, i).result() for i in order}
+    read, met = RaggedRunner.read, set()
+
+    def spied(runner: Any, tokens: Tensor, seen: Tensor | None, *more: Any, **inputs: Any) -> Any:
+        if runner.model is model:
+            met.add((*tokens.shape, runner.cache.slots.end, seen is None))
+        return read(runner, tokens, seen, *more, **inputs)
+
+    monkeypatch.setattr(RaggedRunner, "read", spied)
+    for kind, make in JOINED.items():
+        for each in (order, order[::-1]):
+            with joined(model, make(draft)) as decoder:
+                answers = {}
+                for i in each:
+                    answers[i] = asked(decoder, i)
+                    for _ in zip(range(i), answers[i], strict=False):  # the next one comes when it has so many tokens
+                        pass
+                assert {i: answers[i].result() for i in order} == alone, kind
+            assert (decoder.stats.drafted_tokens > 0) == (kind != "nobody"), kind
+            assert not [note for note in decoder.stats.notes if "dropped" in note], kind
+    shapes = {(4, width, 512, True) for width in alike(model, 4, 512 - 2 * WIDEST)}
+    assert met <= shapes, "rows, width, slots, and whether drafts are chains"
+    assert len(shelf_of(model).kept) == 1, "the trial's buffers are the batch's"
+
+
+def test_what_a_batch_decoder_cannot_keep_alike_is_refused() -> None:
+    model = target(torch.float32, False)
+    with joined(model, None) as decoder:
+        with pytest.raises(SpeculationError, match=r"max_tokens=2048, of which .* an equal share"):
+            decoder.submit([1, 2, 3], max_new_tokens=400)
+        with pytest.raises(SpeculationError, match=r"lenience=0.5 lets drafts change the text"):
+            decoder.submit([1, 2, 3], max_new_tokens=4, speculation={"lenience": 0.5})
+    with pytest.raises(SpeculationError, match="set max_tokens to 1024 or more, or lower max_rows"):
+        BatchDecoder(model, max_rows=3, max_tokens=1023, forwards="bitwise")
+    with pytest.raises(SpeculationError, match="changes the shape of the target's forwards"):
+        joined(model, streams_of(model, 1))
+    with pytest.raises(SpeculationError, match="load it in bfloat16"):
+        joined(target(torch.float16, False), None)
+    model.model.layers[0].register_forward_hook(models.spy(lambda *_: None))
+    with pytest.raises(SpeculationError, match="LlamaForCausalLM has hooks"):
+        joined(model, None)
+
+
 # ---------------------------------------------------------------------- the trial
 
 
@@ -105,7 +190,7 @@ def rounding(kernel: Callable[[int, int], float]) -> Callable[[Tensor, int, int]
 
 
 @pytest.mark.parametrize(
-    ("kernel", "alike"),
+    ("kernel", "found"),
     [
         (lambda width, i: 0.0, TRIED),
         (lambda width, i: float(width >= 8), (1, 2, 4)),
@@ -117,8 +202,26 @@ def rounding(kernel: Callable[[int, int], float]) -> Callable[[Tensor, int, int]
         (lambda width, i: torch.rand(()).item(), ()),
     ],
 )
-def test_widths_that_round_alike_are_found(kernel: Callable[[int, int], float], alike: tuple[int, ...]) -> None:
-    assert widths_alike(rounding(kernel), 2, 97, torch.device("cpu")) == alike
+def test_widths_that_round_alike_are_found(kernel: Callable[[int, int], float], found: tuple[int, ...]) -> None:
+    assert widths_alike(rounding(kernel), 2, 97, torch.device("cpu")) == found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda tokens: torch.arange(len(tokens))[:, None].expand_as(tokens),
+        lambda tokens: tokens.sum(0, keepdim=True) - tokens,
+        lambda tokens: tokens.cumsum(0) - tokens,
+        lambda tokens: (tokens.roll(1, 0) == tokens) * (torch.arange(len(tokens)) == 1)[:, None],
+        lambda tokens: (tokens.roll(1, 0) != tokens) * (torch.arange(len(tokens)) == 1)[:, None],
+    ],
+    ids=["the row", "what others hold", "what those above hold", "a second row like the first", "one unlike the first"],
+)
+def test_what_depends_on_other_rows_is_found(error: Callable[[Tensor], Tensor]) -> None:
+    def feed(tokens: Tensor, place: int, width: int) -> Tensor:
+        return (tokens + error(tokens) * (width > 2))[..., None]
+
+    assert widths_alike(feed, 4, 97, torch.device("cpu")) == (1, 2)
 
 
 def test_the_trial_feeds_a_text_in_pieces() -> None:

@@ -295,8 +295,6 @@ def test_rows_that_come_and_go(kind: str) -> None:
 
 
 def test_a_batch_decoder_has_one_way_for_all_requests() -> None:
-    with pytest.raises(hf_specdec.SpeculationError, match="not supported by BatchDecoder"):
-        hf_specdec.BatchDecoder(models.llama(), forwards="bitwise")
     with pytest.raises(hf_specdec.SpeculationError, match="forwards must be"):
         hf_specdec.BatchDecoder(models.llama(), forwards="fast")
     refused = pytest.raises(hf_specdec.SpeculationError, match="not taken per request")
