@@ -146,16 +146,19 @@ class States:
     def _news(self, rows: Sequence[HeadRow], texts: Sequence[Sequence[int]], width: int, again: int) -> News:
         counts = [len(row.unread) for row in rows]
         width = max(width, *counts)
-        states, device = torch.cat(self._told), self.head.device
-        states = states[to_device([_padded(row.unread, width) for row in rows], states.device)]
-        behind = [_padded(text[len(text) - n :], width) for text, n in zip(texts, counts, strict=True)]
-        first = to_device([[row.first] for row in rows], device)
+        told = [
+            [row.first, n, *_padded(row.unread, width), *_padded(text[len(text) - n :], width)]
+            for row, text, n in zip(rows, texts, counts, strict=True)
+        ]
+        states, numbers = torch.cat(self._told), to_device(told, self.head.device)  # all in one transfer
+        first, reads, places, tokens = numbers.split([1, 1, width, width], 1)
+        states = states[moved(places, states.device)]
         for row, count in zip(rows, counts, strict=True):
             kept = min(again, count)
             row.read += count - kept
             row.unread = row.unread[count - kept :]
         self._forget()
-        return News(moved(states, device), to_device(behind, device), to_device(counts, device), first)
+        return News(moved(states, numbers.device), tokens, reads[:, 0], first)
 
 
 def _padded(row: Sequence[int], width: int) -> list[int]:
