@@ -5,7 +5,7 @@ Every function raises `SpeculationError` that names the file and the fix. Nothin
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -255,19 +255,21 @@ def tensor_infos(folder: Path, name: str) -> dict[str, TensorInfo]:
         ) from error
 
 
-def read_tensors(folder: Path, name: str, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+def read_tensors(
+    folder: Path, name: str, expected: dict[str, Tensor], unused: Collection[str] = ()
+) -> dict[str, Tensor]:
     """The tensors of a safetensors file, which must have exactly the names, types and shapes of `expected`; in the
-    place of bfloat16 a file may hold float8, which is read as bfloat16."""
+    place of bfloat16 a file may hold float8, which is read as bfloat16. Those that are `unused` may be there."""
     found, path = tensor_infos(folder, name), folder / name
     wanted = {key: (DTYPE_NAMES[tensor.dtype], tuple(tensor.shape)) for key, tensor in expected.items()}
     if missing := sorted(wanted.keys() - found.keys()):
         raise SpeculationError(f"{path} lacks the weights {', '.join(missing)}; save the drafter again")
-    if unexpected := sorted(found.keys() - wanted.keys()):
+    if unexpected := sorted(found.keys() - wanted.keys() - set(unused)):
         raise SpeculationError(
             f"{path} has weights that the drafter does not know: {', '.join(unexpected)}; "
             "remove them, or correct drafter_type and the options in config.json"
         )
-    for key, (dtype, shape) in found.items():
+    for key, (dtype, shape) in [(key, known) for key, known in found.items() if key in wanted]:
         if (dtype, shape) != wanted[key] and (dtype, wanted[key]) != (LIGHT, ("BF16", shape)):
             raise SpeculationError(
                 f"{path}: {key} is {dtype}{list(shape)}, but by config.json it must be "

@@ -1,4 +1,4 @@
-"""DFlash models as z-lab publishes them: what a block is made of, and what cannot be loaded. Their texts, batches and
+"""DFlash models as others publish them: what a block is made of, and what cannot be loaded. Their texts, batches and
 distributions are in `test_heads.py`."""
 
 import json
@@ -9,7 +9,20 @@ import models
 import pytest
 import torch
 import transformers as tf
-from dflash_models import BLOCK, CONFIGS, FULL, HIDDEN, MASK, SLIDING, Reference, folder_of, published, weights, write
+from dflash_models import (
+    BLOCK,
+    CONFIGS,
+    FULL,
+    HIDDEN,
+    MASK,
+    SLIDING,
+    SPECULATORS,
+    Reference,
+    folder_of,
+    published,
+    weights,
+    write,
+)
 from head_pairs import drafting_goes_on
 from heads_alone import logits_drafted_from
 from published import is_refused_as_a_pickle
@@ -27,7 +40,7 @@ def test_logits_are_those_of_a_whole_text_at_once(kind: str, monkeypatch: pytest
     target, drafter = published(kind)
     reference, rounds = Reference(folder_of(kind)), logits_drafted_from(monkeypatch)
     target.generate(**models.prompts([9]), **CALL, assistant_model=drafter)
-    assert len(rounds) > 4 and max(len(logits) for _, logits in rounds) == BLOCK - 1
+    assert len(rounds) > 4 and max(len(logits) for _, logits in rounds) == BLOCK - reference.first
     for text, logits in rounds:
         expected = reference.block(target, text)[: len(logits)]
         torch.testing.assert_close(torch.stack(logits), expected, rtol=1e-3, atol=1e-3)
@@ -119,6 +132,9 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "a config refused": (FULL | {"hidden_size": "wide"}, None, "does not describe a DFlash model"),
     "no number of its own": (_nested(output_multiplier="much"), None, "does not describe a DFlash model"),
     "too many layers": (SLIDING | {"num_hidden_layers": 99, "layer_types": None}, None, "declares 99 layers"),
+    "no states": (SPECULATORS | {"aux_hidden_state_layer_ids": None}, None, "aux_hidden_state_layer_ids is None"),
+    "no vocabulary": (SPECULATORS | {"draft_vocab_size": None}, None, "draft_vocab_size is None"),
+    "biases of theirs": (SPECULATORS | {"attention_bias": True}, None, "attention_bias is True, which is not"),
     "a weight missing": (FULL, _without("hidden_norm.weight"), "lacks the weights hidden_norm.weight"),
     "a weight too many": (FULL, weights(FULL) | {"eyes.weight": torch.ones(2)}, "does not know: eyes.weight"),
     "another shape": (FULL | {"intermediate_size": 52}, None, r"must be F32\[32, 52\]"),
@@ -133,6 +149,21 @@ def test_what_cannot_be_loaded(what: str, tmp_path: Path) -> None:
         Drafter.from_pretrained(write(tmp_path, config, tensors or weights(FULL)))
 
 
+def test_a_vocabulary_that_is_not_the_targets(tmp_path: Path) -> None:
+    broken = weights(SPECULATORS) | {"d2t": torch.full((40,), models.VOCAB)}
+    with pytest.raises(SpeculationError, match="d2t must lead to 40 different tokens from 0 to 96"):
+        Drafter.from_pretrained(write(tmp_path, SPECULATORS, broken))
+    other = models.llama(vocab=120, num_hidden_layers=4)
+    with pytest.raises(SpeculationError, match="was trained with 97 tokens"):
+        other.generate(**models.prompts([5]), assistant_model=published("speculators")[1], max_new_tokens=3)
+
+
+def test_weights_of_the_target_are_left(tmp_path: Path) -> None:
+    """A published file may repeat them."""
+    told = weights(SPECULATORS) | {"embed_tokens.weight": torch.ones(2), "verifier_norm.weight": torch.ones(2)}
+    DFlashDrafter.from_pretrained(write(tmp_path, SPECULATORS, told))
+
+
 def test_pickles_and_quantizations_are_refused(tmp_path: Path) -> None:
     write(tmp_path, FULL)
     with pytest.raises(SpeculationError, match="is for draft models; a DFlash model is small"):
@@ -141,8 +172,8 @@ def test_pickles_and_quantizations_are_refused(tmp_path: Path) -> None:
 
 
 def test_others_are_not_taken_for_it(tmp_path: Path) -> None:
-    """DFlash 2, and what `speculators` calls by the same name."""
-    for change in ({"architectures": ["DFlash2DraftModel"]}, {"speculators_model_type": "dflash"}):
+    """DFlash 2, and another of `speculators`' kinds."""
+    for change in ({"architectures": ["DFlash2DraftModel"]}, {"speculators_model_type": "xpress"}):
         with pytest.raises(SpeculationError, match='has no "drafter_type"'):
             Drafter.from_pretrained(write(tmp_path, FULL | change))
 

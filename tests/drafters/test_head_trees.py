@@ -295,7 +295,7 @@ def test_an_oracle_accepts_no_less_with_copies() -> None:
     assert calls(target, both, **inputs) <= calls(target, alone, **inputs)
 
 
-@pytest.mark.parametrize("pair", ["DFlash, mixed", "z-lab's DFlash, full", "EAGLE-3, speculators"])
+@pytest.mark.parametrize("pair", ["DFlash, mixed", "published DFlash, full", "EAGLE-3, speculators"])
 def test_a_head_within_a_hybrid_is_saved_and_loaded(pair: str, tmp_path: Any) -> None:
     target, head = PAIRS[pair]()
     HybridDrafter(head, num_branches=2).save_pretrained(tmp_path, target=target)
@@ -310,7 +310,7 @@ def test_a_head_within_a_hybrid_is_saved_and_loaded(pair: str, tmp_path: Any) ->
     assert torch.equal(target.generate(**inputs, **named), target.generate(**inputs))
 
 
-@pytest.mark.parametrize("pair", ["DFlash, mixed", "z-lab's DFlash, full", "EAGLE-3, speculators"])
+@pytest.mark.parametrize("pair", ["DFlash, mixed", "published DFlash, full", "EAGLE-3, speculators"])
 @pytest.mark.parametrize("drafter", [DraftModelDrafter, PearlDrafter])
 def test_a_head_is_no_draft_model_by_itself(drafter: Any, pair: str) -> None:
     head = PAIRS[pair]()[1]

@@ -1,5 +1,5 @@
-"""Small DFlash models with random weights, transformers' own and as z-lab publishes them, and a slow reference of
-their drafts."""
+"""Small DFlash models with random weights, transformers' own and as others publish them, and a slow reference of their
+drafts."""
 
 import functools
 import json
@@ -53,6 +53,18 @@ FULL: dict[str, Any] = {
     "vocab_size": models.VOCAB,
 }
 SLIDING = FULL | {"use_sliding_window": True, "sliding_window": 5}
+SPECULATORS: dict[str, Any] = {
+    "architectures": ["DFlashSpeculator"],
+    "speculators_model_type": "dflash",
+    "aux_hidden_state_layer_ids": [1, 2, 3],
+    "block_size": BLOCK,
+    "draft_vocab_size": 40,
+    "mask_token_id": MASK,
+    "sample_from_anchor": False,
+    "sliding_window_non_causal": False,
+    "transformer_layer_config": {n: v for n, v in SLIDING.items() if n != "dflash_config"}
+    | {"layer_types": ["sliding_attention", "full_attention"]},
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "full": FULL,
     "windows, causal": SLIDING | {"layer_types": ["sliding_attention", "full_attention"]},
@@ -70,11 +82,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "final_logit_softcapping": 2.0,
         },
     },
+    "speculators": SPECULATORS,
 }
 
 
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config says, wherever it says it."""
+    return config.get("transformer_layer_config", {}) | config | config.get("dflash_config", {})
+
+
+def read_by(said: dict[str, Any]) -> list[int]:
+    """Hidden states, 0 the embeddings."""
+    return said.get("aux_hidden_state_layer_ids") or [layer + 1 for layer in said["target_layer_ids"]]
+
+
 def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
-    """Named as in z-lab's files."""
+    """Named as in the files of others."""
+    config = flat(config)
     generator, hidden, size = torch.Generator().manual_seed(seed), config["hidden_size"], config["head_dim"]
     heads, shared, inner = config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]
     found: dict[str, Tensor] = {}
@@ -85,7 +109,7 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     def norm(name: str, size: int) -> None:
         found[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
 
-    linear("fc", hidden, len(config["dflash_config"]["target_layer_ids"]) * hidden)
+    linear("fc", hidden, len(read_by(config)) * hidden)
     norm("hidden_norm", hidden)
     norm("norm", hidden)
     for i in range(config["num_hidden_layers"]):
@@ -100,6 +124,9 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
         linear(f"{at}.mlp.down_proj", hidden, inner)
         norm(f"{at}.input_layernorm", hidden)
         norm(f"{at}.post_attention_layernorm", hidden)
+    if (known := config.get("draft_vocab_size", config["vocab_size"])) < config["vocab_size"]:
+        linear("lm_head", known, hidden)
+        found["d2t"] = torch.arange(known)  # each other token
     return found
 
 
@@ -136,6 +163,18 @@ def tiny(vocab: int) -> DFlashDrafter:
     return DFlashDrafter.from_pretrained(write(folder_of_the_session(), config))
 
 
+@functools.cache
+def of_speculators(vocab: int, **said: Any) -> DFlashDrafter:
+    """As `tiny`. It does not know one of the tokens."""
+    layer = SPECULATORS["transformer_layer_config"] | {"hidden_size": 8, "intermediate_size": 8, "vocab_size": vocab}
+    config = {"aux_hidden_state_layer_ids": [0, 1], "mask_token_id": vocab - 1, "draft_vocab_size": vocab - 1} | said
+    config = SPECULATORS | config | {"transformer_layer_config": layer}
+    tensors = weights(config)
+    if "d2t" in tensors:
+        tensors["d2t"] = torch.ones_like(tensors["d2t"])
+    return DFlashDrafter.from_pretrained(write(folder_of_the_session(), config, tensors))
+
+
 # ------------------------------------------------------------------ transformers' own
 
 
@@ -168,8 +207,12 @@ def small(vocab: int, **changes: Any) -> DFlashDrafter:
 
 PAIRS = {
     f"DFlash, {kind}": functools.partial(_pair, kind) for kind in ("full_attention", "sliding_attention", "mixed")
-} | {f"z-lab's DFlash, {kind}": functools.partial(published, kind) for kind in CONFIGS}
-SMALL = {"DFlash": lambda target: small(VOCAB), "z-lab's DFlash": lambda target: tiny(VOCAB)}
+} | {f"published DFlash, {kind}": functools.partial(published, kind) for kind in CONFIGS}
+SMALL = {
+    "DFlash": lambda target: small(VOCAB),
+    "z-lab's DFlash": lambda target: tiny(VOCAB),
+    "speculators' DFlash": lambda target: of_speculators(VOCAB),
+}
 
 
 def drafter() -> DFlashDrafter:
@@ -199,27 +242,37 @@ class Reference:
     """From the files alone, over a whole text at once: no cache, no batch, no class of ours or of transformers'."""
 
     def __init__(self, folder: Path) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
-        self.said = self.config | self.config["dflash_config"]
+        self.config = flat(json.loads((folder / "config.json").read_text()))
+        self.first = 0 if self.config.get("sample_from_anchor") else 1
         self.w = load_file(folder / "model.safetensors")
 
     @torch.no_grad()
     def block(self, target: Any, text: list[int]) -> Tensor:
         """[block - 1, V] logits of what comes behind a text, whose last token the target has not read."""
         hidden = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-        states = [hidden[i + 1][0] for i in self.said["target_layer_ids"]]
+        states = [hidden[i][0] for i in read_by(self.config)]
         context = self._norm("hidden_norm", torch.cat(states, -1) @ self.w["fc.weight"].T)
-        tokens = [text[-1], *[self.said["mask_token_id"]] * (self.said["block_size"] - 1)]
-        x = target.get_input_embeddings().weight[tokens] * self.said.get("input_embedding_scale", 1.0)
+        tokens = [text[-1], *[self.config["mask_token_id"]] * (self.config["block_size"] - 1)]
+        x = target.get_input_embeddings().weight[tokens] * self.config.get("input_embedding_scale", 1.0)
         for i in range(self.config["num_hidden_layers"]):
             at = f"layers.{i}"
             x = x + self._attended(i, self._norm(f"{at}.input_layernorm", x), context)
             y = self._norm(f"{at}.post_attention_layernorm", x)
             gate, up = (y @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
             x = x + (functional.silu(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T
-        logits = self._norm("norm", x[1:]) @ target.get_output_embeddings().weight.T
-        logits, cap = logits * self.said.get("output_multiplier", 1.0), self.said.get("final_logit_softcapping")
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        filled = self._norm("norm", x[self.first :])
+        logits = filled @ self.w.get("lm_head.weight", target.get_output_embeddings().weight).T
+        logits, cap = logits * self.config.get("output_multiplier", 1.0), self.config.get("final_logit_softcapping")
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        return self._over(logits, target.config.vocab_size)
+
+    def _over(self, logits: Tensor, vocab: int) -> Tensor:
+        """Over the target's tokens."""
+        if "d2t" not in self.w:
+            return logits
+        found = torch.full((len(logits), vocab), torch.finfo(logits.dtype).min)
+        found[:, self.w["d2t"] + torch.arange(len(self.w["d2t"]))] = logits
+        return found
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         eps = self.config["rms_norm_eps"]
@@ -238,9 +291,11 @@ class Reference:
         back = places[len(context) :, None] - places
         sliding = self.config["layer_types"][layer] == "sliding_attention"
         seen = torch.ones_like(back, dtype=torch.bool)
-        if sliding:
+        if sliding and "speculators_model_type" in self.config:  # the window of the block's first place
+            seen &= places >= len(context) - self.config["sliding_window"]
+        elif sliding:
             seen &= back.abs() < self.config["sliding_window"]
-        if self.config.get("is_causal", sliding):
+        if self.config.get("is_causal", sliding and not self.config.get("sliding_window_non_causal")):
             seen &= back >= 0
         scores = (torch.einsum("qhd,khd->hqk", q, k) / SIZE**0.5).masked_fill(~seen, -torch.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(len(x), -1) @ self.w[f"{at}.o_proj.weight"].T

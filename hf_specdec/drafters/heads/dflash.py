@@ -25,7 +25,7 @@ from ...transfer import moved
 from .drafter import PublishedHeadDrafter
 from .drawn import Draw
 from .head import Head, News
-from .parts import Block, embedded
+from .parts import Block, embedded, over_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,29 +46,41 @@ class DFlashHead(Head):
 
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
         config = model.config
-        super().__init__(context, model, input_device(model), config.block_size - 1)
+        self.first = 0 if getattr(config, "sample_from_anchor", False) else 1
+        """the place of the block behind which its first token is drawn"""
+        super().__init__(context, model, input_device(model), config.block_size - self.first)
         self.features = [layer + 1 for layer in config.target_layer_ids]  # 0 are the embeddings
         self.beyond = self.block = config.block_size
-        self.embeddings, self.lm_head = self.target.get_input_embeddings(), self.target.get_output_embeddings()
+        self.own, self.vocab_size = getattr(model, "lm_head", None), context.vocab_size
+        """the head of the model's own vocabulary, where it has one"""
+        self.lm_head = self.own or self.target.get_output_embeddings()
+        self.embeddings = self.target.get_input_embeddings()
         # Windows of what sees both ways reach one token further.
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
         # Of published models only, see `dflash_format.py`.
-        self.causal = getattr(config, "causal_layers", ())
+        self.causal, self.one_window = getattr(config, "causal_layers", ()), getattr(config, "one_window", False)
         self.scale = getattr(config, "input_embedding_scale", None)
         self.factor, self.cap = (
             getattr(config, name, None) for name in ("output_multiplier", "final_logit_softcapping")
         )
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
-        filled = self._filled(news, cache)
-        logits = self.lm_head(moved(filled[:, 1 : most + 1], input_device(self.lm_head)).to(news.states.dtype))
+        filled = self._filled(news, cache)[:, self.first : self.first + most]
+        logits = self._logits(moved(filled, input_device(self.lm_head)), news.states.dtype)
+        for i in range(most):
+            draw(self._over(logits[:, i]))
+
+    def _logits(self, filled: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, L, K] of states [B, L, H], over the tokens that the model knows."""
+        logits: Tensor = self.lm_head(filled.to(dtype if self.own is None else self.model.dtype))
         if self.factor is not None:
             logits = logits * self.factor
-        if self.cap:
-            logits = torch.tanh(logits / self.cap) * self.cap
-        for i in range(most):
-            draw(logits[:, i])
+        return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
+
+    def _over(self, logits: Tensor) -> Tensor:
+        """[B, V] over the target's tokens."""
+        return logits if self.own is None else over_vocabulary(logits, self.model.tokens, self.vocab_size)
 
     @grouped_attention()
     def _filled(self, news: News, cache: RaggedCache) -> Tensor:
@@ -79,7 +91,7 @@ class DFlashHead(Head):
             noise_embeds=self._embedded(noise).to(self.device, self.model.dtype),
             context_hidden_states=news.states.to(self.model.dtype),
             position_ids=torch.cat([news.first + news.slots(cache), block.positions], dim=1),
-            attention_mask=block.masks(self.windows, self.causal, self.model.dtype),
+            attention_mask=block.masks(self.windows, self.causal, self.model.dtype, self.one_window),
             **{CACHE: cache},
         ).last_hidden_state
 
@@ -96,7 +108,7 @@ class DFlashHead(Head):
 @register_drafter
 class DFlashDrafter(PublishedHeadDrafter):
     """Drafts with a DFlash model that was trained for the target: transformers' assistant, such as
-    `AutoModel.from_pretrained(name)` gives, or one that z-lab has published."""
+    `AutoModel.from_pretrained(name)` gives, or one that others have published."""
 
     config_class = DFlashConfig
     config: DFlashConfig
@@ -111,12 +123,18 @@ class DFlashDrafter(PublishedHeadDrafter):
 
     @classmethod
     def reads(cls, content: dict[str, Any]) -> bool:
-        return content.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in content
+        if "speculators_model_type" in content:
+            return content["speculators_model_type"] == "dflash"
+        return content.get("architectures") in (["DFlashDraftModel"], ["BlockDiffusionModel"])
 
     def check_target(self, target: "PreTrainedModel") -> None:
-        mine = self.draft_model.config
+        mine, theirs, wrong = self.draft_model.config, target.config.get_text_config(decoder=True), ""
         states = [layer + 1 for layer in mine.target_layer_ids]
-        self.check_fits(target, mine, width=mine.hidden_size, states=states, token=mine.mask_token_id)
+        if getattr(mine, "vocab_size", theirs.vocab_size) != theirs.vocab_size:
+            wrong = f"was trained with {mine.vocab_size} tokens"
+        elif getattr(mine, "one_window", False) and theirs.num_hidden_layers in states:
+            wrong = f"reads hidden state {theirs.num_hidden_layers}, which is at hand behind the target's norm only"
+        self.check_fits(target, mine, width=mine.hidden_size, states=states, token=mine.mask_token_id, wrong=wrong)
 
     def head(self, context: DraftContext) -> DFlashHead:
         return DFlashHead(context, self.draft_model)

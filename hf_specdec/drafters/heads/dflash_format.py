@@ -1,21 +1,27 @@
-"""DFlash models as z-lab publishes them → transformers' DFlash model, which is the same under other names.
+"""DFlash models as others publish them → transformers' DFlash model, which is the same under other names.
 
-Their config is that of a Qwen3's layers, with `dflash_config` nested in it; their weights are `fc.weight` and
-`hidden_norm.weight`, which make one state of those of several layers of the target, `layers.*` and `norm.weight`.
+z-lab's config is that of a Qwen3's layers, with `dflash_config` nested in it. In that of `speculators` the layers' is
+nested. The weights of both are `fc.weight` and `hidden_norm.weight`, which make one state of those of several layers of
+the target, `layers.*` and `norm.weight`.
 """
 
 from collections.abc import Collection
 from typing import Any
 
+from torch import Tensor
 from transformers import LlamaConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, Qwen3Config
 
+from .dflash_model import BlockDiffusionModel
 from .fields import family, layers, nested, refuse, whole
-from .loading import Format
+from .loading import Format, check_known
 
+TYPE = "speculators_model_type"
 NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 """theirs → transformers', where they differ"""
 FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 """whose defaults a config has, by `model_type`"""
+OF_TARGET = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
+"""weights that `speculators` writes down, too: the target has them, or d2t says the same"""
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -39,40 +45,76 @@ SEEN = (
 """which places a layer sees, and how it tells them apart"""
 SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
 """fields beside the layers', and their defaults"""
-NOT_HERE = ("attention_bias", "quantization_config", "use_swa", "attention_sink_bias", "sample_from_anchor")
+NOT_HERE = ("attention_bias", "quantization_config", "use_swa", "attention_sink_bias")
 """fields that say that the model is another one"""
 
 
 class DFlashFormat(Format):
     """Beside what transformers knows, the config has `causal_layers`, the kinds of layers that see nothing behind a
-    place; `input_embedding_scale`, by which the rows of the target's table are multiplied; and `output_multiplier` and
-    `final_logit_softcapping` of the logits."""
+    place; `one_window`, whether a block has that of its first place; `sample_from_anchor`, whether the state at the
+    last token foretells the one behind it; `input_embedding_scale`, by which the rows of the target's table are
+    multiplied; and `output_multiplier` and `final_logit_softcapping` of the logits."""
 
     names = NAMES
+    unused = OF_TARGET
 
     def model(self, config: MuseGlimmerAssistantConfig, names: Collection[str]) -> MuseGlimmerAssistantModel:
-        return MuseGlimmerAssistantModel(config)
+        return (BlockDiffusionModel if hasattr(config, "draft_vocab_size") else MuseGlimmerAssistantModel)(config)
 
     def config(self, content: dict[str, Any]) -> MuseGlimmerAssistantConfig:
-        known, said = family(content, FAMILIES), content | nested(content, "dflash_config")
-        refuse(said, NOT_HERE)
-        read = {
-            "block_size": whole(said.get("block_size", 16), "block_size", 2, 256),
-            "mask_token_id": whole(said.get("mask_token_id"), "mask_token_id in dflash_config", 0, 2**31),
-            "target_layer_ids": layers(said.get("target_layer_ids"), "target_layer_ids in dflash_config"),
-        }
-        layer: Any = known(**{name: content[name] for name in (*SIZES, *SEEN) if name in content})
+        if content.get("model_type") == MuseGlimmerAssistantConfig.model_type:  # as it is saved here
+            return MuseGlimmerAssistantConfig.from_dict(content)
+        stored, said = _of_speculators(content) if TYPE in content else _of_zlab(content)
+        known = family(stored, FAMILIES)
+        layer: Any = known(**{name: stored[name] for name in (*SIZES, *SEEN) if name in stored})
         kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
+        causal = said.pop("causal")
         return MuseGlimmerAssistantConfig(
             **{name: getattr(layer, name) for name in (*SIZES, "rope_parameters")},
-            **_window(kinds, getattr(layer, "sliding_window", None)),
+            **_window(kinds, getattr(layer, "sliding_window", None), said.get("one_window", False)),
             **{name: content.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
-            **{name: _number(said, name, default) for name, default in SCALES.items()},
-            **read,
+            **said,
             layer_types=kinds,
-            causal_layers=_causal(kinds, content.get("is_causal", nested(content, "dflash_config").get("causal"))),
-            architectures=[MuseGlimmerAssistantModel.__name__],
+            causal_layers=_causal(kinds, causal),
+            architectures=["BlockDiffusionModel" if "draft_vocab_size" in said else MuseGlimmerAssistantModel.__name__],
         )
+
+    def completed(self, model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        if "d2t" in weights:
+            weights["d2t"] = weights["d2t"].long()
+            check_known(weights["d2t"], model.config.vocab_size)
+        return weights
+
+
+def _of_zlab(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The layers' config, and what the model's has beside that."""
+    said = content | nested(content, "dflash_config")
+    refuse(said, NOT_HERE)
+    return content, {
+        "block_size": whole(said.get("block_size", 16), "block_size", 2, 256),
+        "mask_token_id": whole(said.get("mask_token_id"), "mask_token_id in dflash_config", 0, 2**31),
+        "target_layer_ids": layers(said.get("target_layer_ids"), "target_layer_ids in dflash_config"),
+        "causal": said.get("is_causal", said.get("causal")),
+        "sample_from_anchor": bool(said.get("sample_from_anchor")),
+    } | {name: _number(said, name, default) for name, default in SCALES.items()}
+
+
+def _of_speculators(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `_of_zlab`. It counts hidden states, 0 the embeddings, where z-lab counts layers."""
+    layer = nested(content, "transformer_layer_config")
+    refuse(layer | content, NOT_HERE)
+    vocab, states = whole(layer.get("vocab_size"), "vocab_size", 1, 2**31), content.get("aux_hidden_state_layer_ids")
+    return layer, {
+        "block_size": whole(content.get("block_size", 8), "block_size", 2, 256),
+        "mask_token_id": whole(content.get("mask_token_id"), "mask_token_id", 0, 2**31),
+        "target_layer_ids": [state - 1 for state in layers(states, "aux_hidden_state_layer_ids")],
+        "causal": False if content.get("sliding_window_non_causal") else None,
+        "one_window": True,
+        "sample_from_anchor": bool(content.get("sample_from_anchor")),
+        "input_embedding_scale": 1.0,
+        "vocab_size": vocab,
+        "draft_vocab_size": whole(content.get("draft_vocab_size"), "draft_vocab_size", 1, vocab),
+    }
 
 
 def _number(said: dict[str, Any], name: str, default: float | None) -> float | None:
@@ -80,13 +122,14 @@ def _number(said: dict[str, Any], name: str, default: float | None) -> float | N
     return found if found is None else float(found)
 
 
-def _window(kinds: list[str], window: int | None) -> dict[str, int]:
-    """Theirs are places less than a window apart, itself among them; transformers' reach that much to either side."""
+def _window(kinds: list[str], window: int | None, whole_block: bool) -> dict[str, int]:
+    """Theirs are places less than a window apart, itself among them; transformers' reach that much to either side, as
+    does that of a whole block."""
     if "sliding_attention" not in kinds:
         return {}
     if window is None or window < 3:
         raise ValueError(f"sliding_window is {window} for layers of sliding attention; it must be at least 3")
-    return {"sliding_window": window - 1}
+    return {"sliding_window": window if whole_block else window - 1}
 
 
 def _causal(kinds: list[str], said: bool | None) -> list[str]:

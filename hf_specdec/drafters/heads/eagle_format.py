@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import SpeculationError
 from .eagle_model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
 from .fields import family, layers, nested, refuse
-from .loading import Format
+from .loading import Format, check_known
 
 NESTED = "transformer_layer_config"
 FLAGS = ("draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -53,13 +52,9 @@ class EagleFormat(Format):
         """With the tokens that the draft knows: all, where the file does not say it."""
         known, vocab = len(model.d2t), len(model.t2d)
         d2t = weights["d2t"].long() if "d2t" in weights else torch.zeros(known, dtype=torch.long)
-        tokens = d2t + torch.arange(known)
-        if known > vocab or not bool(((tokens >= 0) & (tokens < vocab)).all()) or len(tokens.unique()) < known:
-            raise SpeculationError(
-                f"d2t must lead to {known} different tokens from 0 to {vocab - 1}; train the head again"
-            )
+        check_known(d2t, vocab)
         t2d = torch.zeros(vocab, dtype=torch.bool)
-        t2d[tokens] = True
+        t2d[d2t + torch.arange(known)] = True
         return weights | {"d2t": d2t, "t2d": t2d}
 
 

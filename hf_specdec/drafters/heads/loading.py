@@ -26,6 +26,8 @@ class Format(ABC):
     """weights in the file → the model's, where they differ"""
     optional: Sequence[str] = ()
     """weights of the model that the file need not hold"""
+    unused: Sequence[str] = ()
+    """weights that the file may hold, and that are read only where the model has them"""
 
     @abstractmethod
     def config(self, content: dict[str, Any]) -> PreTrainedConfig:
@@ -67,7 +69,9 @@ class Format(ABC):
         theirs = {mine: name for name, mine in self.names.items()} | {self.ours(name): name for name in stored}
         model = self._without_memory(folder, what, theirs)
         wanted = {name: one for name, one in model.state_dict().items() if name in theirs or name not in self.optional}
-        weights = _weights(folder, stored, {theirs.get(name, name): one for name, one in wanted.items()}, dtype)
+        expected = {theirs.get(name, name): one for name, one in wanted.items()}
+        unused = [name for name in stored if name not in expected and self.ours(name) in self.unused]
+        weights = _weights(folder, stored, expected, dtype, unused)
         weights = {name: weights[theirs[name]] for name in wanted}
         with naming(folder / WEIGHTS, f"does not hold {what}"):
             model.load_state_dict(self.completed(model, weights), assign=True)
@@ -103,11 +107,25 @@ def _infos(folder: Path) -> dict[str, TensorInfo]:
     return tensor_infos(folder, WEIGHTS)
 
 
-def _weights(folder: Path, stored: dict[str, TensorInfo], expected: dict[str, Tensor], dtype: Any) -> dict[str, Tensor]:
+def check_known(d2t: Tensor, vocab: int) -> None:
+    """Refuse a draft's own vocabulary [K], told as what is added to its ids, that does not lie within the target's.
+
+    Raises:
+        SpeculationError: it says what is wrong.
+    """
+    known, tokens = len(d2t), d2t + torch.arange(len(d2t))
+    if known > vocab or not bool(((tokens >= 0) & (tokens < vocab)).all()) or len(tokens.unique()) < known:
+        raise SpeculationError(f"d2t must lead to {known} different tokens from 0 to {vocab - 1}; train the head again")
+
+
+def _weights(
+    folder: Path, stored: dict[str, TensorInfo], expected: dict[str, Tensor], dtype: Any, unused: Collection[str]
+) -> dict[str, Tensor]:
     """These weights, which the file holds in any number format.
 
     Args:
         dtype: of the result; "auto" for that of the file.
+        unused: others that may be there.
 
     Raises:
         SpeculationError: a weight is missing, unknown or of another shape, or holds no numbers.
@@ -119,7 +137,7 @@ def _weights(folder: Path, stored: dict[str, TensorInfo], expected: dict[str, Te
         alike = kind is not None and kind.is_floating_point == tensor.is_floating_point()
         return tensor.to(kind) if alike else tensor
 
-    found = read_tensors(folder, WEIGHTS, {name: as_stored(name, tensor) for name, tensor in expected.items()})
+    found = read_tensors(folder, WEIGHTS, {name: as_stored(name, tensor) for name, tensor in expected.items()}, unused)
     kind = next(w.dtype for w in found.values() if w.is_floating_point()) if dtype == "auto" else dtype
     kind = DTYPES[dtype_name(kind, "cpu")] if isinstance(kind, str) else kind
     return {name: tensor.to(kind) if tensor.is_floating_point() else tensor for name, tensor in found.items()}

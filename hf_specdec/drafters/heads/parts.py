@@ -64,11 +64,16 @@ class Block(NamedTuple):
         allowed = ((slots < known) | inside)[:, None].expand_as(distance)
         return cls(allowed, distance, news.first + own)
 
-    def masks(self, windows: dict[str, int | None], causal: Collection[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    def masks(
+        self, windows: dict[str, int | None], causal: Collection[str], dtype: torch.dtype, one_window: bool = False
+    ) -> dict[str, Tensor]:
         """Additive masks [B, 1, L, S] by the kind of layer. Windows reach to both sides.
 
         Args:
             causal: kinds of layers that see nothing behind a place.
+            one_window: whether the block has one window, that of its first place, and is seen by itself as far as
+                nothing else is against it.
         """
         seen = {kind: self.allowed & (self.distance >= 0) if kind in causal else self.allowed for kind in windows}
-        return {kind: _mask(seen[kind], self.distance.abs(), window, dtype) for kind, window in windows.items()}
+        far = self.distance[:, :1].clamp(min=0).expand_as(self.distance) if one_window else self.distance.abs()
+        return {kind: _mask(seen[kind], far, window, dtype) for kind, window in windows.items()}

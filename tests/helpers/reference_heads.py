@@ -1,0 +1,117 @@
+"""Small heads of `speculators` with random weights, and what its own classes make of them: the files in
+`tests/drafters/reference`.
+
+    python tests/helpers/reference_heads.py  # with speculators 0.9.0 installed
+
+Each file holds the weights as they are published, the published config in its metadata, and named `told.*`: the table
+of the target `embeddings` [V, H], `states` [T, n H] that are read of it, `tokens` [T], and `logits` [A, L, K] of blocks
+at the places `anchors` [A], each place given the tokens before it.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from speculators.config import SpeculatorsConfig, VerifierConfig
+from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.proposals.greedy import GreedyTokenProposalConfig
+from transformers import Qwen3Config
+
+FOLDER = Path(__file__).parent.parent / "drafters" / "reference"
+VOCAB, HIDDEN, LENGTH, BLOCK = 32, 16, 14, 4
+ANCHORS = [3, 6, 9]
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    "attn_implementation": "eager",
+}
+SLIDING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+SLIDING |= {"use_sliding_window": True}
+KINDS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
+    "dflash": (DFlashDraftModel, DFlashSpeculatorConfig, {}, SLIDING),
+    "dflash-all": (
+        DFlashDraftModel,
+        DFlashSpeculatorConfig,
+        {"draft_vocab_size": VOCAB, "sample_from_anchor": True, "sliding_window_non_causal": True},
+        SLIDING,
+    ),
+}
+
+
+def made(kind: str, folder: Path) -> tuple[Any, torch.Tensor]:
+    """A model, which is written into the folder, and the target's table."""
+    model_class, config_class, said, layer = KINDS[kind]
+    said = {"draft_vocab_size": 20, "block_size": BLOCK, "aux_hidden_state_layer_ids": [0, 2]} | said
+    verifier = VerifierConfig(name_or_path=None, architectures=["Qwen3ForCausalLM"])
+    config = config_class(
+        **said | {"mask_token_id": VOCAB - 1, "transformer_layer_config": Qwen3Config(**SIZES | layer)},
+        speculators_config=SpeculatorsConfig(
+            algorithm=kind.partition("-")[0],
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=BLOCK - 1)],
+            default_proposal_method="greedy",
+            verifier=verifier,
+        ),
+    )
+    config.transformer_layer_config._attn_implementation = "eager"
+    torch.manual_seed(4)
+    model = model_class(config).eval()
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape)
+        weight.data = (1 + 0.3 * noise if "norm" in name else noise * 1.5 / weight.shape[-1] ** 0.5).bfloat16().float()
+    table = model.embed_tokens.weight.detach().clone()
+    if model.use_draft_vocab:
+        known = torch.arange(VOCAB)[-config.draft_vocab_size :] - torch.arange(config.draft_vocab_size)
+        model.d2t.copy_(known)
+        model.t2d[-config.draft_vocab_size :] = True
+    else:
+        model.lm_head.weight.data.copy_(table)
+    model.save_pretrained(folder)
+    return model, table
+
+
+@torch.no_grad()
+def logits_of(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """[A, L, K] as its training computes them."""
+    mask = torch.zeros(1, LENGTH)
+    mask[0, ANCHORS] = 1
+    found: list[torch.Tensor] = []
+    module = sys.modules[type(model).__module__]
+    told = module.compute_metrics
+    module.compute_metrics = lambda logits, *rest, **more: (found.append(logits), {})
+    try:
+        last = torch.zeros(1, LENGTH, HIDDEN)
+        documents = torch.zeros(1, LENGTH, dtype=torch.long)
+        model(states[None], tokens[None], mask, last, documents, max_anchors=len(ANCHORS))
+    finally:
+        module.compute_metrics = told
+    return found[0].view(len(ANCHORS), BLOCK, -1)
+
+
+def write(kind: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model, table = made(kind, Path(folder))
+        weights = load_file(Path(folder) / "model.safetensors")
+        config = json.loads((Path(folder) / "config.json").read_text())
+    states = torch.randn(LENGTH, len(config["aux_hidden_state_layer_ids"]) * HIDDEN)
+    tokens = torch.randint(0, VOCAB - 1, (LENGTH,))
+    told = {"embeddings": table, "states": states, "tokens": tokens, "anchors": torch.tensor(ANCHORS)}
+    told |= {"logits": logits_of(model, states, tokens)}
+    stored = {n: w.bfloat16() if w.is_floating_point() else w for n, w in weights.items()}
+    stored |= {f"told.{name}": tensor.contiguous() for name, tensor in told.items()}
+    save_file(stored, FOLDER / f"{kind}.safetensors", metadata={"config": json.dumps(config)})
+
+
+if __name__ == "__main__":
+    for kind in KINDS:
+        write(kind)
