@@ -36,7 +36,7 @@ from .every_width import EveryWidth
 
 READ = 32
 """of the prompt's last columns, behind which is measured"""
-WIDTHS = (1, 8, 2, 16, 4, 32)
+WIDTHS = (1, 8, 32, 2, 16, 4)
 """tokens per row of the forwards that are measured, the most telling first"""
 MOST = 256
 """tokens of all rows of such a forward"""
@@ -145,7 +145,7 @@ def _measured(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
     widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST]
 
     def forwards_are_told(_: int, late: bool) -> bool:
-        times, most = (2, widths[:2]) if late else (TIMES, widths)
+        times, most = (2, widths[:3]) if late else (TIMES, widths)
         return all(cost.times(rows, width) >= times for width in most)
 
     def drafter_is_told(tokens: int, late: bool) -> bool:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from hf_specdec import clock, transfer
 from hf_specdec.clock import Moment
+from hf_specdec.generate import pricing
 from hf_specdec.target import recorded
 from hf_specdec.tools.instruments.forwards import input_shape
 
@@ -166,6 +167,8 @@ class Device(Launches):
             patch.setattr(PreTrainedModel, "__call__", call, raising=False)
             patch.setitem(recorded.RECORDERS, "cpu", lambda device: Recorder(self))
             patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+            patch.setattr(pricing, "_known", {})  # no other process goes by what this device takes
+            patch.setattr(pricing, "_write", lambda *_: None)
             stack.enter_context(clock.use(lambda: self.host))
             for ours, instead in (
                 (clock.mark, lambda device: Moment(self.host, Event(self.there))),
