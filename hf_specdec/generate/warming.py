@@ -57,7 +57,8 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
         if drafter is not None and (draft := _captured_draft(drafter)) is not None:
             # Drawn: what is likeliest would be judged in the same recordings, and a draft judges nothing.
             run(draft, EveryWidth(), EACH_WIDTH, **_readable(draft, call) | {"do_sample": True})
-        run(model, drafter or every, OWN_TOKENS)  # a second call's prompt is recorded, too
+        if drafter is not None:
+            run(model, drafter, OWN_TOKENS)
     assert every.last_stats is not None
     why = next((note for note in every.last_stats.notes if "not captured" in note), "")
     return recorded_since(before) or why or NOTHING

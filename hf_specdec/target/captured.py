@@ -12,20 +12,20 @@ from ..errors import SpeculationError, warn
 from ..protocol import Feature, FedTree, Finder, Forward, Found
 from .buffers import NO_MEMORY, WIDEST, WIDTHS, power_of_two, slots_for
 from .cache import RaggedCache
-from .captured_cache import CapturedCache, begin_like
+from .captured_cache import CapturedCache
 from .compiled import compiles
 from .devices import input_device
 from .features import shown
-from .fingerprint import fingerprint, is_looked_on, replaced
+from .fingerprint import is_looked_on, replaced
 from .fused import fused
 from .inbox import Inbox, Tokens
 from .inputs import CACHE, as_when_decoding, mixes_experts, position_limit, prompt_is_stock
 from .joining import read_at_once
+from .layout import begin
 from .ragged import RaggedRunner, Reader
-from .recorded import is_at_once
+from .recorded import RECORDERS, is_at_once
 from .remembered import Remembered
 from .rounding import TEXT, TRIED, widths_alike
-from .shelf import shelf_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -239,8 +239,7 @@ class CapturedRunner(Captured):
             self.most_slots = min(self.most_slots, self.prompt.shape[1] + MOST_AHEAD)
 
     def prefill(self) -> Forward:
-        """The prompt's forward, as plain decoding does it; or recorded, in chunks, once an earlier call has shown what
-        the model's cache holds."""
+        """The prompt's forward, as plain decoding does it; or in chunks, where the device can record them."""
         if not self._begun():
             return super().prefill()
         self.adopt(self.prompt.shape[1])
@@ -257,6 +256,8 @@ class CapturedRunner(Captured):
 
     def _begun(self) -> bool:
         """Whether the prompt is to be recorded; then the stock cache has layers, of no columns yet."""
+        if input_device(self.model).type not in RECORDERS:
+            return False
         used = self.new_columns is not None or self.stock.get_seq_length() > 0
         tokens = power_of_two(len(self.rows)) * self.prompt.shape[1]
         if used or tokens > MOST_READ or self.model_kwargs.get("inputs_embeds") is not None or self.bitwise:
@@ -265,8 +266,7 @@ class CapturedRunner(Captured):
             return False
         if any(map(is_looked_on, self.model.modules())):  # for the prompt alone
             return False
-        like = shelf_of(self.model).recording(fingerprint(self.model))
-        return like is not None and begin_like(self.stock, like, len(self.rows))
+        return begin(self.stock, self.model, len(self.rows))
 
     def _record(self, width: int) -> None:
         """A chunk of this width, for prompts of other lengths."""

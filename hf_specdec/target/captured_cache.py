@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache
 
 from ..transfer import fill, to_device
 from .buffers import WIDEST, WIDTHS, Buffers, power_of_two, seen_of, slots_for
-from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, is_adoptable, nothing, sees_all, stay
+from .cache import RaggedCache, RaggedLayer, Slots, filled_up, holding, nothing, sees_all, stay
 from .fingerprint import fingerprint
 from .recorded import is_at_once
 from .shelf import shelf_of
@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 T = TypeVar("T")
-
-
-def begin_like(stock: Cache, like: Buffers, rows: int) -> bool:
-    """Give the layers of an unused stock cache states of no columns, as buffers of the same model show them; whether
-    they have the same layers."""
-    layers = holding(stock)
-    if not is_adoptable(stock) or len(layers) != len(like.keys):
-        return False
-    for layer, *states in zip(layers, like.keys, like.values, strict=True):
-        keys, values = (each.new_empty(rows, each.shape[1], 0, each.shape[3]) for each in states)
-        layer.lazy_initialization(keys, values)
-        layer.keys, layer.values = keys, values
-    return True
 
 
 class CapturedSlots(Slots):

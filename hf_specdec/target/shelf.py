@@ -52,11 +52,6 @@ class Shelf:
             self.kept = [found, *(kept for kept in self.kept if kept is not found)][:MOST_KEPT]
             return found
 
-    def recording(self, state: Hashable) -> Buffers | None:
-        """Buffers of any shape for a model in this state, where steps are recorded."""
-        mine = self.kept if self.state == (state,) else []
-        return next((kept for kept in mine if kept.recorded.records), None)
-
     def let_go_of(self, buffers: Buffers) -> None:
         with self.lock:
             self.kept = [kept for kept in self.kept if kept is not buffers]
