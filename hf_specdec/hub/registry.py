@@ -1,17 +1,21 @@
 """`drafter_type` → drafter class. A name from a config or a repo only ever indexes this table."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from ..config import DrafterConfig
-from ..errors import SpeculationError, meant
+from ..errors import SpeculationError, meant, shown
 from .draft import load_draft
 from .files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+SPECULATORS_TYPE = "speculators_model_type"
+"""the field of a `config.json` by which the package `speculators` names a kind of heads"""
 
 
 class Storable:
@@ -23,6 +27,8 @@ class Storable:
     """whether the constructor's first argument is a draft model, kept as `draft_model`"""
     takes_draft_model: ClassVar[bool] = False
     """whether it may be one, or None; what needs one takes one"""
+    published_as: ClassVar[Sequence[str]] = ()
+    """what `speculators` calls such draft models"""
     config: DrafterConfig
     """the options that it was made with"""
     trained_on: str | None = None
@@ -46,7 +52,7 @@ class Storable:
 
     @classmethod
     def reads(cls, content: dict[str, Any]) -> bool:
-        """Whether a `config.json` of others describes a draft model that this drafter is for."""
+        """Whether a `config.json` of others, which is not `speculators`', describes a draft model for this drafter."""
         return False
 
     @classmethod
@@ -79,8 +85,20 @@ def drafter_types() -> list[str]:
 
 
 def reader_of(content: dict[str, Any]) -> type[Storable] | None:
-    """The class for the draft model that a `config.json` of others describes; None where there is none."""
-    return next((known for known in _drafters.values() if known.reads(content)), None)
+    """The class for the draft model that a `config.json` of others describes; None where there is none.
+
+    Raises:
+        SpeculationError: it names a kind of `speculators` that is not known.
+    """
+    if (named := content.get(SPECULATORS_TYPE)) is None:
+        return next((known for known in _drafters.values() if known.reads(content)), None)
+    kinds = {kind: known for known in _drafters.values() for kind in known.published_as}
+    if not isinstance(named, str) or named not in kinds:
+        raise SpeculationError(
+            f"{SPECULATORS_TYPE} is {shown(named)}, which is not supported; known: {', '.join(sorted(kinds))}. "
+            "Use another head"
+        )
+    return kinds[named]
 
 
 def reader_for(model: Any) -> type[Storable] | None:

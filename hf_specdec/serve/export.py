@@ -14,10 +14,11 @@ from ..errors import SpeculationError
 from ..hub.draft import PATTERNS, load_draft
 from ..hub.files import HubSource, check_no_pickles, read_json, safe_file
 from ..hub.loading import CARD, CONFIG, WEIGHTS, draft_folder
+from ..hub.registry import SPECULATORS_TYPE
 from ..tools.loading.drafters import config_of
 from ..version import __version__
 from .engines import AUTO, SPECULATORS, EngineDraft, check_known, start_command, target_name
-from .speculators import FORMAT, write_head
+from .speculators import write_head
 
 
 def export_drafter(spec: str, engine: str, output: Path | None = None, draft: str | None = None) -> str:
@@ -96,7 +97,7 @@ def _head(spec: str, config: Any, folder: Path | None, engine: str, output: Path
     if folder is None:
         raise SpeculationError(f"{spec!r} names no head; export the folder or Hub repo of one")
     source = folder if config.draft_model is None else draft_folder(config, folder, HubSource(spec))
-    as_asked = (FORMAT in read_json(source, CONFIG)) == (engine == SPECULATORS)
+    as_asked = (SPECULATORS_TYPE in read_json(source, CONFIG)) == (engine == SPECULATORS)
     if output is None and not as_asked and engine != "vllm":  # vLLM loads both
         raise SpeculationError(f"{source} is not in the format of {engine}; name a new folder for it with --output")
     if output is None:

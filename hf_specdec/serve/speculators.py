@@ -13,9 +13,8 @@ from transformers import PreTrainedConfig
 from ..drafters.heads.eagle_format import FLAGS, NESTED
 from ..drafters.heads.eagle_model import LAYER_IDS, LlamaForCausalLMEagle3
 from ..hub.loading import CONFIG, WEIGHTS
+from ..hub.registry import SPECULATORS_TYPE
 
-FORMAT = "speculators_model_type"
-"""the key that says that a config is in this format"""
 VERSION = "0.9.0"
 
 
@@ -44,7 +43,7 @@ def _config(head: LlamaForCausalLMEagle3, target: str | None, num_tokens: int) -
     flags = {name: head.of_config(name, False) for name in FLAGS}
     sizes = {"draft_vocab_size": len(head.d2t), "target_hidden_size": head.of_config("target_hidden_size", None)}
     return {
-        FORMAT: "eagle3",
+        SPECULATORS_TYPE: "eagle3",
         "speculators_version": VERSION,
         "speculators_config": {
             "algorithm": "eagle3",

@@ -12,6 +12,7 @@ import transformers as tf
 from dflash_models import (
     BLOCK,
     CONFIGS,
+    DEEPSPEC,
     FULL,
     HIDDEN,
     MASK,
@@ -29,6 +30,7 @@ from published import is_refused_as_a_pickle
 
 from hf_specdec import BatchDecoder, DFlashDrafter, Drafter, HybridDrafter, SpeculationError
 from hf_specdec.drafters.heads.dflash import DFlashHead
+from hf_specdec.drafters.heads.drawn import Drawn
 
 __all__ = ["drafting_goes_on"]
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
@@ -135,6 +137,12 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "no states": (SPECULATORS | {"aux_hidden_state_layer_ids": None}, None, "aux_hidden_state_layer_ids is None"),
     "no vocabulary": (SPECULATORS | {"draft_vocab_size": None}, None, "draft_vocab_size is None"),
     "biases of theirs": (SPECULATORS | {"attention_bias": True}, None, "attention_bias is True, which is not"),
+    "an unknown Markov head": (DEEPSPEC | {"markov_head_type": "deep"}, None, "is 'deep'; known: vanilla, gated, rnn"),
+    "another family": (
+        DEEPSPEC | {"model_type": "gemma4_text"},
+        None,
+        "of type 'gemma4_text', and only qwen3",
+    ),
     "a weight missing": (FULL, _without("hidden_norm.weight"), "lacks the weights hidden_norm.weight"),
     "a weight too many": (FULL, weights(FULL) | {"eyes.weight": torch.ones(2)}, "does not know: eyes.weight"),
     "another shape": (FULL | {"intermediate_size": 52}, None, r"must be F32\[32, 52\]"),
@@ -172,10 +180,23 @@ def test_pickles_and_quantizations_are_refused(tmp_path: Path) -> None:
 
 
 def test_others_are_not_taken_for_it(tmp_path: Path) -> None:
-    """DFlash 2, and another of `speculators`' kinds."""
-    for change in ({"architectures": ["DFlash2DraftModel"]}, {"speculators_model_type": "xpress"}):
-        with pytest.raises(SpeculationError, match='has no "drafter_type"'):
-            Drafter.from_pretrained(write(tmp_path, FULL | change))
+    """DFlash 2, and what `speculators` may publish one day."""
+    with pytest.raises(SpeculationError, match='has no "drafter_type"'):
+        Drafter.from_pretrained(write(tmp_path, FULL | {"architectures": ["DFlash2DraftModel"]}))
+    with pytest.raises(SpeculationError, match="is 'newer', which is not supported; known: dflash, dspark, eagle3"):
+        Drafter.from_pretrained(write(tmp_path, SPECULATORS | {"speculators_model_type": "newer"}))
+
+
+def test_what_else_speaks_for_a_token_stands_for_its_chance() -> None:
+    """Of the likeliest one, for the budget; what a token was drawn from at random stays as it is."""
+    logits, said = torch.randn(2, 7), torch.tensor([0.25, 0.75])
+    likeliest = Drawn(lambda logits, i: tuple(reversed(logits.softmax(-1).topk(3))))
+    assert torch.equal(likeliest.draw(logits, said), logits.argmax(-1))
+    chances = logits.softmax(-1).topk(3).values
+    assert torch.equal(likeliest.all()[1][:, 0], torch.stack([said, chances[:, 1], chances[:, 2]], 1))
+    drawn = Drawn(lambda logits, i: (logits.argmax(-1), logits.softmax(-1)))
+    drawn.draw(logits, said)
+    assert torch.equal(drawn.all()[1][:, 0], logits.softmax(-1))
 
 
 def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:

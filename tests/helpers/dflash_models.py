@@ -1,5 +1,5 @@
-"""Small DFlash models with random weights, transformers' own and as others publish them, and a slow reference of their
-drafts."""
+"""Small DFlash and DSpark models with random weights, transformers' own and as others publish them, and a slow
+reference of their drafts."""
 
 import functools
 import json
@@ -65,6 +65,10 @@ SPECULATORS: dict[str, Any] = {
     "transformer_layer_config": {n: v for n, v in SLIDING.items() if n != "dflash_config"}
     | {"layer_types": ["sliding_attention", "full_attention"]},
 }
+MARKOV: dict[str, Any] = {"markov_rank": 6, "markov_head_type": "vanilla"}
+MARKOV |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+DEEPSPEC = {name: value for name, value in FULL.items() if name not in ("dflash_config", "auto_map")} | MARKOV
+DEEPSPEC |= {"architectures": ["Qwen3DSparkModel"], "mask_token_id": MASK, "target_layer_ids": [0, 1, 2]}
 CONFIGS: dict[str, dict[str, Any]] = {
     "full": FULL,
     "windows, causal": SLIDING | {"layer_types": ["sliding_attention", "full_attention"]},
@@ -83,6 +87,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "speculators": SPECULATORS,
+    "DSpark of DeepSpec": DEEPSPEC,
+    "DSpark of speculators, recurrent": SPECULATORS
+    | MARKOV
+    | {"speculators_model_type": "dspark", "markov_head_type": "rnn", "sample_from_anchor": True},
 }
 
 
@@ -127,6 +135,14 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
     if (known := config.get("draft_vocab_size", config["vocab_size"])) < config["vocab_size"]:
         linear("lm_head", known, hidden)
         found["d2t"] = torch.arange(known)  # each other token
+    if rank := config.get("markov_rank", 0):
+        linear("markov_head.markov_w1", config["vocab_size"], rank)
+        linear("markov_head.markov_w2", known, rank)
+        linear("confidence_head.proj", 1, hidden + rank)
+        found["confidence_head.proj.bias"] = torch.ones(1)
+    if config.get("markov_head_type") == "rnn":
+        linear("markov_head.joint_proj", 3 * rank, 2 * rank + hidden)
+        found["markov_head.joint_proj.bias"] = torch.randn(3 * rank, generator=generator)
     return found
 
 
@@ -163,7 +179,6 @@ def tiny(vocab: int) -> DFlashDrafter:
     return DFlashDrafter.from_pretrained(write(folder_of_the_session(), config))
 
 
-@functools.cache
 def of_speculators(vocab: int, **said: Any) -> DFlashDrafter:
     """As `tiny`. It does not know one of the tokens."""
     layer = SPECULATORS["transformer_layer_config"] | {"hidden_size": 8, "intermediate_size": 8, "vocab_size": vocab}
@@ -212,6 +227,7 @@ SMALL = {
     "DFlash": lambda target: small(VOCAB),
     "z-lab's DFlash": lambda target: tiny(VOCAB),
     "speculators' DFlash": lambda target: of_speculators(VOCAB),
+    "DSpark": lambda target: of_speculators(VOCAB, **MARKOV, speculators_model_type="dspark"),
 }
 
 
@@ -243,7 +259,8 @@ class Reference:
 
     def __init__(self, folder: Path) -> None:
         self.config = flat(json.loads((folder / "config.json").read_text()))
-        self.first = 0 if self.config.get("sample_from_anchor") else 1
+        deepspec = self.config["architectures"] == DEEPSPEC["architectures"]
+        self.first = 0 if self.config.get("sample_from_anchor", deepspec) else 1
         self.w = load_file(folder / "model.safetensors")
 
     @torch.no_grad()
@@ -263,8 +280,25 @@ class Reference:
         filled = self._norm("norm", x[self.first :])
         logits = filled @ self.w.get("lm_head.weight", target.get_output_embeddings().weight).T
         logits, cap = logits * self.config.get("output_multiplier", 1.0), self.config.get("final_logit_softcapping")
-        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        logits = self._linked(logits if cap is None else cap * torch.tanh(logits / cap), filled, text[-1])
         return self._over(logits, target.config.vocab_size)
+
+    def _linked(self, logits: Tensor, filled: Tensor, before: int) -> Tensor:
+        """With what DSpark adds to each place for the likeliest token of the one before."""
+        found, state = [], torch.zeros(self.config.get("markov_rank", 0))
+        for known, h in zip(logits, filled, strict=True):
+            if len(state):
+                e = self.w["markov_head.markov_w1.weight"][before]
+                if (joint := self.w.get("markov_head.joint_proj.weight")) is not None:
+                    z = joint @ torch.cat([state, e, h]) + self.w["markov_head.joint_proj.bias"]
+                    gate, new, e = z.chunk(3)
+                    gate, e = torch.sigmoid(gate), torch.tanh(e)
+                    state = gate * state + (1 - gate) * torch.tanh(new)
+                known = known + self.w["markov_head.markov_w2.weight"] @ e
+            found.append(known)
+            before = int(known.argmax())
+            before += int(self.w["d2t"][before]) if "d2t" in self.w else 0
+        return torch.stack(found)
 
     def _over(self, logits: Tensor, vocab: int) -> Tensor:
         """Over the target's tokens."""

@@ -55,9 +55,9 @@ def logits_drafted_from(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int]
         found.append((list(sequences.tokens[0]), []))
         begin(self, sequences, *steps)
 
-    def drawing(self: Any, logits: Tensor) -> Tensor:
+    def drawing(self: Any, logits: Tensor, *said: Tensor | None) -> Tensor:
         found[-1][1].append(logits[0].clone())
-        return draw(self, logits)
+        return draw(self, logits, *said)
 
     monkeypatch.setattr(HeadSteps, "begin", begun)
     monkeypatch.setattr(Drawn, "draw", drawing)

@@ -5,7 +5,7 @@
 
 Each file holds the weights as they are published, the published config in its metadata, and named `told.*`: the table
 of the target `embeddings` [V, H], `states` [T, n H] that are read of it, `tokens` [T], and `logits` [A, L, K] of blocks
-at the places `anchors` [A], each place given the tokens before it.
+at the places `anchors` [A], each place given the tokens before it; of DSpark also `confidence` [A, L], as logits.
 """
 
 import json
@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import Qwen3Config
 
@@ -45,6 +46,24 @@ KINDS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
         DFlashSpeculatorConfig,
         {"draft_vocab_size": VOCAB, "sample_from_anchor": True, "sliding_window_non_causal": True},
         SLIDING,
+    ),
+    "dspark": (DSparkDraftModel, DSparkSpeculatorConfig, {"markov_rank": 4}, {}),
+    "dspark-gated": (
+        DSparkDraftModel,
+        DSparkSpeculatorConfig,
+        {
+            "markov_head_type": "gated",
+            "markov_rank": 4,
+            "sample_from_anchor": False,
+            "confidence_head_with_markov": False,
+        },
+        {},
+    ),
+    "dspark-rnn": (
+        DSparkDraftModel,
+        DSparkSpeculatorConfig,
+        {"markov_head_type": "rnn", "markov_rank": 4, "draft_vocab_size": VOCAB},
+        {},
     ),
 }
 
@@ -81,21 +100,28 @@ def made(kind: str, folder: Path) -> tuple[Any, torch.Tensor]:
 
 
 @torch.no_grad()
-def logits_of(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[A, L, K] as its training computes them."""
+def computed(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What its training computes of the blocks."""
     mask = torch.zeros(1, LENGTH)
     mask[0, ANCHORS] = 1
-    found: list[torch.Tensor] = []
+    found: dict[str, torch.Tensor] = {}
     module = sys.modules[type(model).__module__]
     told = module.compute_metrics
-    module.compute_metrics = lambda logits, *rest, **more: (found.append(logits), {})
+
+    def compute_metrics(logits: torch.Tensor, targets: torch.Tensor, *rest: Any, **more: Any) -> tuple[None, dict]:
+        found["logits"] = logits.view(len(ANCHORS), BLOCK, -1)
+        if len(rest) > 2:
+            found["confidence"] = rest[0].view(len(ANCHORS), BLOCK)
+        return None, {}
+
+    module.compute_metrics = compute_metrics
     try:
         last = torch.zeros(1, LENGTH, HIDDEN)
         documents = torch.zeros(1, LENGTH, dtype=torch.long)
         model(states[None], tokens[None], mask, last, documents, max_anchors=len(ANCHORS))
     finally:
         module.compute_metrics = told
-    return found[0].view(len(ANCHORS), BLOCK, -1)
+    return found
 
 
 def write(kind: str) -> None:
@@ -106,7 +132,7 @@ def write(kind: str) -> None:
     states = torch.randn(LENGTH, len(config["aux_hidden_state_layer_ids"]) * HIDDEN)
     tokens = torch.randint(0, VOCAB - 1, (LENGTH,))
     told = {"embeddings": table, "states": states, "tokens": tokens, "anchors": torch.tensor(ANCHORS)}
-    told |= {"logits": logits_of(model, states, tokens)}
+    told |= computed(model, states, tokens)
     stored = {n: w.bfloat16() if w.is_floating_point() else w for n, w in weights.items()}
     stored |= {f"told.{name}": tensor.contiguous() for name, tensor in told.items()}
     save_file(stored, FOLDER / f"{kind}.safetensors", metadata={"config": json.dumps(config)})

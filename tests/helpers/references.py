@@ -30,6 +30,7 @@ class Told(NamedTuple):
     tokens: Tensor
     anchors: Tensor
     logits: Tensor
+    confidence: Tensor | None
 
 
 @functools.cache
@@ -39,12 +40,12 @@ def reference(kind: str) -> tuple[Path, Told]:
     with safe_open(path, "pt") as file:
         config = json.loads(file.metadata()["config"])
     stored = load_file(path)
-    told = Told(*(stored.pop(f"told.{name}") for name in Told._fields))
+    told = Told(*(stored.pop(f"told.{name}", None) for name in Told._fields))  # type: ignore[arg-type]
     return written(folder_of_the_session(), config, stored), told
 
 
-def logits_here(kind: str, anchor: int) -> Tensor:
-    """[L, V] of the block at a place, each given the tokens before it."""
+def told_here(kind: str, anchor: int) -> tuple[Tensor, list[Tensor | None]]:
+    """[L, V] logits of the block at a place, each given the tokens before it; and how likely each is accepted."""
     folder, told = reference(kind)
     vocab, width = told.embeddings.shape
     target = models.llama(vocab=vocab, hidden_size=width)
@@ -58,10 +59,12 @@ def logits_here(kind: str, anchor: int) -> Tensor:
         told.states[None, :anchor], told.tokens[None, 1 : anchor + 1], torch.tensor([anchor]), torch.tensor([[0]])
     )
     found: list[Tensor] = []
+    said: list[Tensor | None] = []
 
-    def draw(logits: Tensor, *more: Tensor) -> Tensor:
+    def draw(logits: Tensor, chance: Tensor | None = None) -> Tensor:
         found.append(logits[0])
+        said.append(chance)
         return told.tokens[None, anchor + len(found)]
 
     head.draft(news, States(context, head).empty(1), head.most, draw)
-    return torch.stack(found)
+    return torch.stack(found), said

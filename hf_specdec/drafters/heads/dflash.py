@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel", "BlockDiffusionModel")
+"""z-lab's, DeepSpec's, and what is saved here"""
+
+
 @strict
 @dataclass(kw_only=True)
 class DFlashConfig(DrafterConfig):
@@ -41,8 +45,6 @@ class DFlashConfig(DrafterConfig):
 
 class DFlashHead(Head):
     """A block of tokens a round, in one forward of the draft model."""
-
-    independent = True
 
     def __init__(self, context: DraftContext, model: "PreTrainedModel") -> None:
         config = model.config
@@ -55,6 +57,8 @@ class DFlashHead(Head):
         """the head of the model's own vocabulary, where it has one"""
         self.lm_head = self.own or self.target.get_output_embeddings()
         self.embeddings = self.target.get_input_embeddings()
+        self.place, self.independent = getattr(model, "place", None), getattr(model, "independent", True)
+        """what is said of a place once the token before it is drawn, where that matters"""
         # Windows of what sees both ways reach one token further.
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
@@ -67,9 +71,13 @@ class DFlashHead(Head):
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
         filled = self._filled(news, cache)[:, self.first : self.first + most]
-        logits = self._logits(moved(filled, input_device(self.lm_head)), news.states.dtype)
+        logits = moved(self._logits(moved(filled, input_device(self.lm_head)), news.states.dtype), self.device)
+        token, said, state = news.last(news.tokens)[:, 0], None, None
         for i in range(most):
-            draw(self._over(logits[:, i]))
+            known = logits[:, i]
+            if self.place is not None:
+                known, said, state = self.place(known, filled[:, i], token, state)
+            token = moved(draw(self._over(known), said), self.device)
 
     def _logits(self, filled: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, L, K] of states [B, L, H], over the tokens that the model knows."""
@@ -114,6 +122,7 @@ class DFlashDrafter(PublishedHeadDrafter):
     config: DFlashConfig
     what = "a DFlash model"
     format = "dflash_format"
+    published_as = ("dflash", "dspark")
 
     @staticmethod
     def takes(model: object) -> bool:
@@ -123,16 +132,14 @@ class DFlashDrafter(PublishedHeadDrafter):
 
     @classmethod
     def reads(cls, content: dict[str, Any]) -> bool:
-        if "speculators_model_type" in content:
-            return content["speculators_model_type"] == "dflash"
-        return content.get("architectures") in (["DFlashDraftModel"], ["BlockDiffusionModel"])
+        return content.get("architectures") in [[name] for name in ARCHITECTURES]
 
     def check_target(self, target: "PreTrainedModel") -> None:
         mine, theirs, wrong = self.draft_model.config, target.config.get_text_config(decoder=True), ""
         states = [layer + 1 for layer in mine.target_layer_ids]
         if getattr(mine, "vocab_size", theirs.vocab_size) != theirs.vocab_size:
             wrong = f"was trained with {mine.vocab_size} tokens"
-        elif getattr(mine, "one_window", False) and theirs.num_hidden_layers in states:
+        elif hasattr(mine, "draft_vocab_size") and theirs.num_hidden_layers in states:
             wrong = f"reads hidden state {theirs.num_hidden_layers}, which is at hand behind the target's norm only"
         self.check_fits(target, mine, width=mine.hidden_size, states=states, token=mine.mask_token_id, wrong=wrong)
 

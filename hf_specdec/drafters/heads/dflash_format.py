@@ -1,8 +1,8 @@
-"""DFlash models as others publish them → transformers' DFlash model, which is the same under other names.
+"""DFlash and DSpark models as others publish them → transformers' DFlash model, and what is beside it.
 
 z-lab's config is that of a Qwen3's layers, with `dflash_config` nested in it. In that of `speculators` the layers' is
-nested. The weights of both are `fc.weight` and `hidden_norm.weight`, which make one state of those of several layers of
-the target, `layers.*` and `norm.weight`.
+nested; in DeepSpec's all stands side by side. The weights of all are `fc.weight` and `hidden_norm.weight`, which make
+one state of those of several layers of the target, `layers.*` and `norm.weight`.
 """
 
 from collections.abc import Collection
@@ -11,17 +11,18 @@ from typing import Any
 from torch import Tensor
 from transformers import LlamaConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, Qwen3Config
 
+from ...hub.registry import SPECULATORS_TYPE
 from .dflash_model import BlockDiffusionModel
-from .fields import family, layers, nested, refuse, whole
+from .dspark_model import KINDS
+from .fields import family, layers, nested, one_of, refuse, whole
 from .loading import Format, check_known
 
-TYPE = "speculators_model_type"
 NAMES = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
 """theirs → transformers', where they differ"""
 FAMILIES = {"qwen3": Qwen3Config, "llama": LlamaConfig}
 """whose defaults a config has, by `model_type`"""
 OF_TARGET = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight", "t2d")
-"""weights that `speculators` writes down, too: the target has them, or d2t says the same"""
+"""weights that others write down, too: the target has them, or d2t says the same"""
 SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -64,7 +65,8 @@ class DFlashFormat(Format):
     def config(self, content: dict[str, Any]) -> MuseGlimmerAssistantConfig:
         if content.get("model_type") == MuseGlimmerAssistantConfig.model_type:  # as it is saved here
             return MuseGlimmerAssistantConfig.from_dict(content)
-        stored, said = _of_speculators(content) if TYPE in content else _of_zlab(content)
+        read = _of_deepspec if "markov_rank" in content else _of_zlab
+        stored, said = _of_speculators(content) if SPECULATORS_TYPE in content else read(content)
         known = family(stored, FAMILIES)
         layer: Any = known(**{name: stored[name] for name in (*SIZES, *SEEN) if name in stored})
         kinds = getattr(layer, "layer_types", None) or ["full_attention"] * layer.num_hidden_layers
@@ -110,10 +112,38 @@ def _of_speculators(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         "target_layer_ids": [state - 1 for state in layers(states, "aux_hidden_state_layer_ids")],
         "causal": False if content.get("sliding_window_non_causal") else None,
         "one_window": True,
-        "sample_from_anchor": bool(content.get("sample_from_anchor")),
+        "sample_from_anchor": bool(content.get("sample_from_anchor", content[SPECULATORS_TYPE] == "dspark")),
         "input_embedding_scale": 1.0,
         "vocab_size": vocab,
         "draft_vocab_size": whole(content.get("draft_vocab_size"), "draft_vocab_size", 1, vocab),
+    } | (_of_dspark(content) if content[SPECULATORS_TYPE] == "dspark" else {})
+
+
+def _of_deepspec(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `_of_zlab`. Its DFlash models are DSpark models without what makes them such."""
+    refuse(content, NOT_HERE)
+    vocab = whole(content.get("vocab_size"), "vocab_size", 1, 2**31)
+    return content, {
+        "block_size": whole(content.get("block_size"), "block_size", 2, 256),
+        "mask_token_id": whole(content.get("mask_token_id"), "mask_token_id", 0, 2**31),
+        "target_layer_ids": layers(content.get("target_layer_ids"), "target_layer_ids"),
+        "causal": False,
+        "sample_from_anchor": True,
+        "input_embedding_scale": 1.0,
+        "vocab_size": vocab,
+        "draft_vocab_size": vocab,
+    } | _of_dspark(content)
+
+
+def _of_dspark(content: dict[str, Any]) -> dict[str, Any]:
+    """What makes it one."""
+    rank = whole(content.get("markov_rank", 256), "markov_rank", 0, 2**16)
+    reads_token = bool(content.get("confidence_head_with_markov", True)) and rank > 0
+    return {
+        "markov_rank": rank,
+        "markov_head_type": one_of(content.get("markov_head_type", "vanilla"), "markov_head_type", KINDS),
+        "enable_confidence_head": bool(content.get("enable_confidence_head", True)),
+        "confidence_head_with_markov": reads_token,
     }
 
 

@@ -1,6 +1,7 @@
 """`Drawn`: what heads draft, place by place."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,11 +9,19 @@ from torch import Tensor
 from ...protocol import DraftContext, Sequences
 from ..draft_model.model_draft import with_room, write_tokens
 
-Draw = Callable[[Tensor], Tensor]
-"""the next token [B] of each row, from logits [B, V]"""
 Pick = Callable[[Tensor, int], tuple[Tensor, ...]]
 """from logits [B, V] at the place i behind the accepted tokens: tokens [B], and the q [B, V] that they were drawn from
 if they were; or the k likeliest tokens [B, k] and their chances [B, k]"""
+
+
+class Draw(Protocol):
+    """The next token [B] of each row, from logits [B, V]."""
+
+    def __call__(self, logits: Tensor, said: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            said: [B] what else speaks for it, from 0 to 1, where anything does.
+        """
 
 
 class Drawn:
@@ -23,9 +32,12 @@ class Drawn:
         """what was picked at each"""
         self._pick = pick
 
-    def draw(self, logits: Tensor) -> Tensor:
-        """One more token [B], from logits [B, V]."""
+    def draw(self, logits: Tensor, said: Tensor | None = None) -> Tensor:
+        """As `Draw`. What is said stands in the place of the chance of the likeliest token; what a token was drawn from
+        stays."""
         tokens, *more = self._pick(logits, len(self.places))
+        if said is not None and tokens.ndim == 2:
+            more = [torch.cat([said[:, None].to(more[0]), more[0][:, 1:]], dim=1)]
         tokens = tokens if tokens.ndim == 2 else tokens[:, None]
         self.places.append((tokens, *more))
         return tokens[:, 0]

@@ -91,6 +91,7 @@ class EagleDrafter(PublishedHeadDrafter):
     config: EagleConfig
     what = "an EAGLE-3 head"
     format = "eagle_format"
+    published_as = ("eagle3",)
 
     @staticmethod
     def takes(model: object) -> bool:
@@ -99,8 +100,6 @@ class EagleDrafter(PublishedHeadDrafter):
 
     @classmethod
     def reads(cls, content: dict[str, Any]) -> bool:
-        if "speculators_model_type" in content:
-            return content["speculators_model_type"] == "eagle3"
         names = content.get("architectures")
         names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
         ours = any("Eagle3" in name for name in names)

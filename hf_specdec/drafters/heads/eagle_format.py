@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...hub.registry import SPECULATORS_TYPE
 from .eagle_model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
 from .fields import family, layers, nested, refuse
 from .loading import Format, check_known
@@ -36,7 +37,7 @@ class EagleFormat(Format):
 
     def config(self, content: dict[str, Any]) -> Any:
         layer, beside = content, {}
-        if "speculators_model_type" in content:
+        if SPECULATORS_TYPE in content:
             layer = nested(content, NESTED)
             beside = {name: content[name] for name in FLAGS if content.get(name) is not None}
         config_class, *_ = family(layer, FAMILIES)

@@ -61,6 +61,17 @@ def whole(found: Any, name: str, least: int, most: int) -> int:
     return found
 
 
+def one_of(found: Any, name: str, known: Sequence[FoundT]) -> FoundT:
+    """One of those that are known.
+
+    Raises:
+        SpeculationError: it is another one.
+    """
+    if found not in known:
+        raise SpeculationError(f"{name} is {shown(found)}; known: {', '.join(map(str, known))}. Use another head")
+    return known[known.index(found)]
+
+
 def refuse(content: dict[str, Any], names: Sequence[str]) -> None:
     """Fields that say that the head is another one.
 
