@@ -87,6 +87,8 @@ class Device(Launches):
         """of the package, that the host called"""
         self.since = 0.0
         """the host's time from which on is counted"""
+        self.prices: dict[str, Any] = {}
+        """that it was found to have"""
         self._graph: Graph | None = None
         """that is being recorded"""
 
@@ -167,7 +169,7 @@ class Device(Launches):
             patch.setattr(PreTrainedModel, "__call__", call, raising=False)
             patch.setitem(recorded.RECORDERS, "cpu", lambda device: Recorder(self))
             patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
-            patch.setattr(pricing, "_known", {})  # no other process goes by what this device takes
+            patch.setattr(pricing, "_known", self.prices)  # no real device goes by what this one takes
             patch.setattr(pricing, "_write", lambda *_: None)
             stack.enter_context(clock.use(lambda: self.host))
             for ours, instead in (
