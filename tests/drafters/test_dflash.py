@@ -137,6 +137,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "no states": (SPECULATORS | {"aux_hidden_state_layer_ids": None}, None, "aux_hidden_state_layer_ids is None"),
     "no vocabulary": (SPECULATORS | {"draft_vocab_size": None}, None, "draft_vocab_size is None"),
     "biases of theirs": (SPECULATORS | {"attention_bias": True}, None, "attention_bias is True, which is not"),
+    "a selector of less": (_nested(selector_vocab_size=90), None, "selector_vocab_size is 90, which is not supported"),
     "an unknown Markov head": (DEEPSPEC | {"markov_head_type": "deep"}, None, "is 'deep'; known: vanilla, gated, rnn"),
     "another family": (
         DEEPSPEC | {"model_type": "gemma4_text"},
@@ -180,10 +181,10 @@ def test_pickles_and_quantizations_are_refused(tmp_path: Path) -> None:
 
 
 def test_others_are_not_taken_for_it(tmp_path: Path) -> None:
-    """DFlash 2, and what `speculators` may publish one day."""
+    """What others may publish one day."""
     with pytest.raises(SpeculationError, match='has no "drafter_type"'):
-        Drafter.from_pretrained(write(tmp_path, FULL | {"architectures": ["DFlash2DraftModel"]}))
-    with pytest.raises(SpeculationError, match="is 'newer', which is not supported; known: dflash, dspark, eagle3"):
+        Drafter.from_pretrained(write(tmp_path, FULL | {"architectures": ["DFlash3DraftModel"]}))
+    with pytest.raises(SpeculationError, match="is 'newer', which is not supported; known: dflash, dflash2, dspark"):
         Drafter.from_pretrained(write(tmp_path, SPECULATORS | {"speculators_model_type": "newer"}))
 
 

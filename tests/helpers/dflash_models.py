@@ -1,5 +1,5 @@
-"""Small DFlash and DSpark models with random weights, transformers' own and as others publish them, and a slow
-reference of their drafts."""
+"""Small DFlash, DFlash 2 and DSpark models with random weights, transformers' own and as others publish them, and a
+slow reference of their drafts."""
 
 import functools
 import json
@@ -69,6 +69,7 @@ MARKOV: dict[str, Any] = {"markov_rank": 6, "markov_head_type": "vanilla"}
 MARKOV |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
 DEEPSPEC = {name: value for name, value in FULL.items() if name not in ("dflash_config", "auto_map")} | MARKOV
 DEEPSPEC |= {"architectures": ["Qwen3DSparkModel"], "mask_token_id": MASK, "target_layer_ids": [0, 1, 2]}
+SECOND = {"conv_kernel_size": 3, "conv_group_size": 4, "selector_rank": 6, "selector_top_k": 4}
 CONFIGS: dict[str, dict[str, Any]] = {
     "full": FULL,
     "windows, causal": SLIDING | {"layer_types": ["sliding_attention", "full_attention"]},
@@ -87,6 +88,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "speculators": SPECULATORS,
+    "DFlash 2 of z-lab": FULL
+    | {"architectures": ["DFlash2DraftModel"], "dflash_config": FULL["dflash_config"] | SECOND, "is_causal": False},
     "DSpark of DeepSpec": DEEPSPEC,
     "DSpark of speculators, recurrent": SPECULATORS
     | MARKOV
@@ -132,11 +135,21 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
         linear(f"{at}.mlp.down_proj", hidden, inner)
         norm(f"{at}.input_layernorm", hidden)
         norm(f"{at}.post_attention_layernorm", hidden)
-    if (known := config.get("draft_vocab_size", config["vocab_size"])) < config["vocab_size"]:
+    vocab, selected = config["vocab_size"], config.get("selector_rank", 0)
+    if (known := config.get("draft_vocab_size", vocab)) < vocab:
         linear("lm_head", known, hidden)
         found["d2t"] = torch.arange(known)  # each other token
+    if taps := config.get("conv_kernel_size"):
+        for at in (
+            f"layers.{i}.{part}_conv" for i in range(config["num_hidden_layers"]) for part in ("attention", "mlp")
+        ):
+            found[f"{at}.base_kernel"] = torch.randn(2, taps, hidden, generator=generator)
+            linear(f"{at}.kernel_projection", 2 * taps * hidden // config["conv_group_size"], hidden)
+        for side in ("predecessor", "successor"):
+            found[f"candidate_selector.{side}_codebook"] = torch.randn(vocab, selected, generator=generator)
+        linear("candidate_selector.hidden_projection", selected, hidden)
     if rank := config.get("markov_rank", 0):
-        linear("markov_head.markov_w1", config["vocab_size"], rank)
+        linear("markov_head.markov_w1", vocab, rank)
         linear("markov_head.markov_w2", known, rank)
         linear("confidence_head.proj", 1, hidden + rank)
         found["confidence_head.proj.bias"] = torch.ones(1)
@@ -180,9 +193,10 @@ def tiny(vocab: int) -> DFlashDrafter:
 
 
 def of_speculators(vocab: int, **said: Any) -> DFlashDrafter:
-    """As `tiny`. It does not know one of the tokens."""
+    """As `tiny`. It does not know one of the tokens, where it may."""
     layer = SPECULATORS["transformer_layer_config"] | {"hidden_size": 8, "intermediate_size": 8, "vocab_size": vocab}
-    config = {"aux_hidden_state_layer_ids": [0, 1], "mask_token_id": vocab - 1, "draft_vocab_size": vocab - 1} | said
+    known = vocab if "selector_rank" in said else vocab - 1
+    config = {"aux_hidden_state_layer_ids": [0, 1], "mask_token_id": vocab - 1, "draft_vocab_size": known} | said
     config = SPECULATORS | config | {"transformer_layer_config": layer}
     tensors = weights(config)
     if "d2t" in tensors:
@@ -227,6 +241,7 @@ SMALL = {
     "DFlash": lambda target: small(VOCAB),
     "z-lab's DFlash": lambda target: tiny(VOCAB),
     "speculators' DFlash": lambda target: of_speculators(VOCAB),
+    "DFlash 2": lambda target: of_speculators(VOCAB, **SECOND, speculators_model_type="dflash2"),
     "DSpark": lambda target: of_speculators(VOCAB, **MARKOV, speculators_model_type="dspark"),
 }
 
@@ -273,10 +288,14 @@ class Reference:
         x = target.get_input_embeddings().weight[tokens] * self.config.get("input_embedding_scale", 1.0)
         for i in range(self.config["num_hidden_layers"]):
             at = f"layers.{i}"
-            x = x + self._attended(i, self._norm(f"{at}.input_layernorm", x), context)
+            y = self._norm(f"{at}.input_layernorm", x)
+            attended = self._attended(i, self._convolved(f"{at}.attention_conv", 0, y, y), context)
+            x = x + self._convolved(f"{at}.attention_conv", 1, attended, y)
             y = self._norm(f"{at}.post_attention_layernorm", x)
-            gate, up = (y @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-            x = x + (functional.silu(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T
+            z = self._convolved(f"{at}.mlp_conv", 0, y, y)
+            gate, up = (z @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+            z = (functional.silu(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T
+            x = x + self._convolved(f"{at}.mlp_conv", 1, z, y)
         filled = self._norm("norm", x[self.first :])
         logits = filled @ self.w.get("lm_head.weight", target.get_output_embeddings().weight).T
         logits, cap = logits * self.config.get("output_multiplier", 1.0), self.config.get("final_logit_softcapping")
@@ -284,7 +303,7 @@ class Reference:
         return self._over(logits, target.config.vocab_size)
 
     def _linked(self, logits: Tensor, filled: Tensor, before: int) -> Tensor:
-        """With what DSpark adds to each place for the likeliest token of the one before."""
+        """With what DSpark or DFlash 2 make of each place, given the likeliest token of the one before."""
         found, state = [], torch.zeros(self.config.get("markov_rank", 0))
         for known, h in zip(logits, filled, strict=True):
             if len(state):
@@ -295,10 +314,24 @@ class Reference:
                     gate, e = torch.sigmoid(gate), torch.tanh(e)
                     state = gate * state + (1 - gate) * torch.tanh(new)
                 known = known + self.w["markov_head.markov_w2.weight"] @ e
+            if (after := self.w.get("candidate_selector.successor_codebook")) is not None:
+                e = self.w["candidate_selector.predecessor_codebook"][before]
+                more = after @ (e * (self.w["candidate_selector.hidden_projection.weight"] @ h))
+                least = known.topk(self.config["selector_top_k"]).values[-1]
+                known = torch.where(known >= least, known + more, torch.finfo(known.dtype).min)
             found.append(known)
             before = int(known.argmax())
             before += int(self.w["d2t"][before]) if "d2t" in self.w else 0
         return torch.stack(found)
+
+    def _convolved(self, at: str, side: int, x: Tensor, read: Tensor) -> Tensor:
+        """DFlash 2: along the block, each place by kernels that its own part of what was read has a say in."""
+        if f"{at}.base_kernel" not in self.w:
+            return x
+        base, taps = self.w[f"{at}.base_kernel"][side], self.config["conv_kernel_size"]
+        here = (read @ self.w[f"{at}.kernel_projection.weight"].T).view(len(x), 2, taps, -1)[:, side]
+        kernel = base + here.repeat_interleave(self.config["conv_group_size"], -1)
+        return torch.stack([sum(kernel[i, t] * x[i - t] for t in range(min(i + 1, taps))) for i in range(len(x))])
 
     def _over(self, logits: Tensor, vocab: int) -> Tensor:
         """Over the target's tokens."""

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import Qwen3Config
@@ -45,6 +46,18 @@ KINDS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
         DFlashDraftModel,
         DFlashSpeculatorConfig,
         {"draft_vocab_size": VOCAB, "sample_from_anchor": True, "sliding_window_non_causal": True},
+        SLIDING,
+    ),
+    "dflash2": (
+        DFlash2DraftModel,
+        DFlash2SpeculatorConfig,
+        {
+            "draft_vocab_size": VOCAB,
+            "conv_kernel_size": 3,
+            "conv_group_size": 4,
+            "selector_rank": 4,
+            "selector_top_k": 6,
+        },
         SLIDING,
     ),
     "dspark": (DSparkDraftModel, DSparkSpeculatorConfig, {"markov_rank": 4}, {}),
@@ -106,7 +119,7 @@ def computed(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> dict[str
     mask[0, ANCHORS] = 1
     found: dict[str, torch.Tensor] = {}
     module = sys.modules[type(model).__module__]
-    told = module.compute_metrics
+    before = module.compute_metrics
 
     def compute_metrics(logits: torch.Tensor, targets: torch.Tensor, *rest: Any, **more: Any) -> tuple[None, dict]:
         found["logits"] = logits.view(len(ANCHORS), BLOCK, -1)
@@ -114,13 +127,25 @@ def computed(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> dict[str
             found["confidence"] = rest[0].view(len(ANCHORS), BLOCK)
         return None, {}
 
-    module.compute_metrics = compute_metrics
+    if hasattr(model, "candidate_selector"):
+        selector, score = model.candidate_selector, model.candidate_selector.score_candidates
+
+        def selected(logits: torch.Tensor, filled: torch.Tensor, before: torch.Tensor, ids: Any) -> torch.Tensor:
+            likeliest = logits.topk(selector.top_k).indices
+            lowest = torch.full_like(logits, torch.finfo(logits.dtype).min)
+            compute_metrics(lowest.scatter(-1, likeliest, score(logits, filled, before, likeliest)), logits)
+            return score(logits, filled, before, ids)
+
+        selector.score_candidates = selected
+        module.compute_metrics = lambda **told: (None, {})
+    else:
+        module.compute_metrics = compute_metrics
     try:
         last = torch.zeros(1, LENGTH, HIDDEN)
         documents = torch.zeros(1, LENGTH, dtype=torch.long)
         model(states[None], tokens[None], mask, last, documents, max_anchors=len(ANCHORS))
     finally:
-        module.compute_metrics = told
+        module.compute_metrics = before
     return found
 
 

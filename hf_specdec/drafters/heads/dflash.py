@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-ARCHITECTURES = ("DFlashDraftModel", "Qwen3DSparkModel", "Gemma4DSparkModel", "BlockDiffusionModel")
+ARCHITECTURES = (
+    "DFlashDraftModel",
+    "DFlash2DraftModel",
+    "Qwen3DSparkModel",
+    "Gemma4DSparkModel",
+    "BlockDiffusionModel",
+)
 """z-lab's, DeepSpec's, and what is saved here"""
 
 
@@ -122,7 +128,7 @@ class DFlashDrafter(PublishedHeadDrafter):
     config: DFlashConfig
     what = "a DFlash model"
     format = "dflash_format"
-    published_as = ("dflash", "dspark")
+    published_as = ("dflash", "dflash2", "dspark")
 
     @staticmethod
     def takes(model: object) -> bool:
@@ -139,7 +145,7 @@ class DFlashDrafter(PublishedHeadDrafter):
         states = [layer + 1 for layer in mine.target_layer_ids]
         if getattr(mine, "vocab_size", theirs.vocab_size) != theirs.vocab_size:
             wrong = f"was trained with {mine.vocab_size} tokens"
-        elif hasattr(mine, "draft_vocab_size") and theirs.num_hidden_layers in states:
+        elif getattr(mine, "one_window", False) and theirs.num_hidden_layers in states:
             wrong = f"reads hidden state {theirs.num_hidden_layers}, which is at hand behind the target's norm only"
         self.check_fits(target, mine, width=mine.hidden_size, states=states, token=mine.mask_token_id, wrong=wrong)
 

@@ -1,4 +1,4 @@
-"""DFlash and DSpark models as others publish them → transformers' DFlash model, and what is beside it.
+"""DFlash, DFlash 2 and DSpark models as others publish them → transformers' DFlash model, and what is beside it.
 
 z-lab's config is that of a Qwen3's layers, with `dflash_config` nested in it. In that of `speculators` the layers' is
 nested; in DeepSpec's all stands side by side. The weights of all are `fc.weight` and `hidden_norm.weight`, which make
@@ -46,7 +46,7 @@ SEEN = (
 """which places a layer sees, and how it tells them apart"""
 SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": None}
 """fields beside the layers', and their defaults"""
-NOT_HERE = ("attention_bias", "quantization_config", "use_swa", "attention_sink_bias")
+NOT_HERE = ("attention_bias", "quantization_config", "use_swa", "attention_sink_bias", "selector_vocab_size")
 """fields that say that the model is another one"""
 
 
@@ -92,31 +92,33 @@ def _of_zlab(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The layers' config, and what the model's has beside that."""
     said = content | nested(content, "dflash_config")
     refuse(said, NOT_HERE)
+    second = content.get("architectures") == ["DFlash2DraftModel"]
     return content, {
         "block_size": whole(said.get("block_size", 16), "block_size", 2, 256),
         "mask_token_id": whole(said.get("mask_token_id"), "mask_token_id in dflash_config", 0, 2**31),
         "target_layer_ids": layers(said.get("target_layer_ids"), "target_layer_ids in dflash_config"),
         "causal": said.get("is_causal", said.get("causal")),
         "sample_from_anchor": bool(said.get("sample_from_anchor")),
-    } | {name: _number(said, name, default) for name, default in SCALES.items()}
+        **{name: _number(said, name, default) for name, default in SCALES.items()},
+    } | (_of_dflash2(said, content) if second else {})
 
 
 def _of_speculators(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """As `_of_zlab`. It counts hidden states, 0 the embeddings, where z-lab counts layers."""
-    layer = nested(content, "transformer_layer_config")
+    layer, kind = nested(content, "transformer_layer_config"), content[SPECULATORS_TYPE]
     refuse(layer | content, NOT_HERE)
     vocab, states = whole(layer.get("vocab_size"), "vocab_size", 1, 2**31), content.get("aux_hidden_state_layer_ids")
     return layer, {
         "block_size": whole(content.get("block_size", 8), "block_size", 2, 256),
         "mask_token_id": whole(content.get("mask_token_id"), "mask_token_id", 0, 2**31),
         "target_layer_ids": [state - 1 for state in layers(states, "aux_hidden_state_layer_ids")],
-        "causal": False if content.get("sliding_window_non_causal") else None,
+        "causal": False if content.get("sliding_window_non_causal", kind == "dflash2") else None,
         "one_window": True,
-        "sample_from_anchor": bool(content.get("sample_from_anchor", content[SPECULATORS_TYPE] == "dspark")),
+        "sample_from_anchor": bool(content.get("sample_from_anchor", kind == "dspark")),
         "input_embedding_scale": 1.0,
         "vocab_size": vocab,
         "draft_vocab_size": whole(content.get("draft_vocab_size"), "draft_vocab_size", 1, vocab),
-    } | (_of_dspark(content) if content[SPECULATORS_TYPE] == "dspark" else {})
+    } | (_of_dspark(content) if kind == "dspark" else _of_dflash2(content, layer) if kind == "dflash2" else {})
 
 
 def _of_deepspec(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -128,11 +130,25 @@ def _of_deepspec(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         "mask_token_id": whole(content.get("mask_token_id"), "mask_token_id", 0, 2**31),
         "target_layer_ids": layers(content.get("target_layer_ids"), "target_layer_ids"),
         "causal": False,
+        "one_window": True,
         "sample_from_anchor": True,
         "input_embedding_scale": 1.0,
         "vocab_size": vocab,
         "draft_vocab_size": vocab,
     } | _of_dspark(content)
+
+
+def _of_dflash2(said: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    """What makes it one. It knows all tokens of the target."""
+    vocab = whole(layer.get("vocab_size"), "vocab_size", 1, 2**31)
+    return {
+        "vocab_size": vocab,
+        "draft_vocab_size": whole(said.get("draft_vocab_size", vocab), "draft_vocab_size", vocab, vocab),
+        "conv_kernel_size": whole(said.get("conv_kernel_size", 2), "conv_kernel_size", 1, 256),
+        "conv_group_size": whole(said.get("conv_group_size", 16), "conv_group_size", 1, 2**16),
+        "selector_rank": whole(said.get("selector_rank", 256), "selector_rank", 1, 2**16),
+        "selector_top_k": whole(said.get("selector_top_k", 16), "selector_top_k", 1, vocab),
+    }
 
 
 def _of_dspark(content: dict[str, Any]) -> dict[str, Any]:
