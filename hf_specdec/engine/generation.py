@@ -39,15 +39,15 @@ from .taking import Lockstep, Ragged
 _costs: Learned[Cost] = Learned(Cost)
 
 
-def costs_of(call: Call, drafter: AnyDrafter, captured: bool) -> Cost:
+def costs_of(call: Call, drafter: GuardedDrafter, captured: bool) -> Cost:
     """Of the target's forwards, as all its calls measure them; apart of those that are captured, and of those that a
     drafter's own runner widens."""
-    own = type(drafter) if drafter.brings_runner else None
+    own = type(drafter.drafter) if drafter.brings_runner else None
     return _costs.of(call.target, (own, captured))
 
 
 def decode(
-    call: Call, drafter: AnyDrafter, costs: Callable[[Call, AnyDrafter, bool], Cost] = costs_of
+    call: Call, drafter: AnyDrafter, costs: Callable[[Call, GuardedDrafter, bool], Cost] = costs_of
 ) -> GenerateDecoderOnlyOutput | Tensor:
     """Generate with a drafter what plain decoding would generate.
 
@@ -63,7 +63,7 @@ def decode(
         if call.streamer is not None:
             call.streamer.put(call.input_ids.cpu())
         with torch.no_grad():
-            output = Generation(call, guarded, mode, costs(call, drafter, mode.runner is CapturedRunner)).run()
+            output = Generation(call, guarded, mode, costs(call, guarded, mode.runner is CapturedRunner)).run()
     if not isinstance(output, Tensor):
         output[CACHE] = call.model_kwargs[CACHE]
     return output

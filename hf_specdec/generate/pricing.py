@@ -24,8 +24,8 @@ from ..clock import real
 from ..drafters.base import Drafter
 from ..engine.call import Call
 from ..engine.generation import costs_of
+from ..engine.guard import GuardedDrafter
 from ..engine.paying import record_of
-from ..schedule import AnyDrafter
 from ..target.attention import attention_of
 from ..target.captured import MOST_AHEAD
 from ..target.devices import input_device
@@ -53,25 +53,27 @@ _known: dict[str, Prices | None] = {}
 _lock = threading.Lock()
 
 
-def set_costs(call: Call, drafter: AnyDrafter, captured: bool) -> Cost:
+def set_costs(call: Call, guarded: GuardedDrafter, captured: bool) -> Cost:
     """What the target's forwards take in this call. The drafter is told what its own steps take.
 
     Args:
         captured: whether the target's forwards are.
     """
+    drafter, observed, prices = guarded.drafter, costs_of(call, guarded, captured), None
     try:
-        prices = _prices_for(call, drafter, captured) if isinstance(drafter, Drafter) else None
+        if isinstance(drafter, Drafter):
+            prices = _prices_for(call, drafter, captured, observed)
     except Exception:  # of a drafter of somebody's own, or a model that wants more than a text
         prices = None
-    return costs_of(call, drafter, captured) if prices is None else prices.cost()
+    return observed if prices is None else prices.cost()
 
 
-def _prices_for(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
+def _prices_for(call: Call, drafter: Drafter, captured: bool, observed: Cost) -> Prices | None:
     """None where the call goes by the clock. The drafter's own are set, or observed again."""
     rows, prices = len(call.input_ids), None
     if not (call.rules.adapt or hinders(call, drafter)):
         with _lock:  # one after the other: a machine that measures two things at once measures neither
-            prices = _prices(call, drafter, captured)
+            prices = _prices(call, drafter, captured, observed)
     draft, rounds = (None, None) if prices is None else (prices.draft, prices.rounds)
     steps = drafter.draft_cost(call.target, rows, call.draws, draft is not None)
     if draft is not None:
@@ -88,7 +90,7 @@ def hinders(call: Call, drafter: Drafter) -> bool:
     return own_order or isinstance(drafter, EveryWidth) or call.source is not None or ranks_of(call.target) is not None
 
 
-def _prices(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
+def _prices(call: Call, drafter: Drafter, captured: bool, observed: Cost) -> Prices | None:
     """As they are known, or else measured; None where they cannot be."""
     about = [_machine(call.target), _parts(call.target), _parts(drafter), call.rules.forwards, captured, call.draws]
     name = hashlib.sha256(json.dumps([*about, len(call.input_ids)]).encode()).hexdigest()[:32]
@@ -100,7 +102,7 @@ def _prices(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
         found = Prices.from_json(json.loads(file.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         _known[name] = None  # where it raises it is not tried again
-        found = _measured(call, drafter, captured)
+        found = _measured(call, drafter, observed)
         if found is not None and found.agreed:
             _write(file, found)
     _known[name] = found
@@ -137,10 +139,10 @@ def _parts(of: Any) -> list[Any]:
     return [type(of).__name__, repr(of), *inside]
 
 
-def _measured(call: Call, drafter: Drafter, captured: bool) -> Prices | None:
+def _measured(call: Call, drafter: Drafter, cost: Cost) -> Prices | None:
     """By two calls like this one, but for the length: forwards of all widths without a drafter, then the drafter."""
     target, rows, draws = call.target, len(call.input_ids), call.draws
-    cost, mine = costs_of(call, drafter, captured), drafter.untaught()
+    mine = drafter.untaught()
     steps, record = mine.draft_cost(target, rows, draws, False), record_of(mine, id(target), draws, rows)
     widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST]
 

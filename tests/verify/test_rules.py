@@ -365,7 +365,7 @@ def test_rules_are_saved_with_a_config() -> None:
     torch.manual_seed(0)
     text = MODEL.generate(**prompts, generation_config=flagged)
     assert torch.equal(text, coupled(prompts, max_new_tokens=8))
-    assert Rules.names() == ["verification", "sampling", "lenience", "forwards"]
+    assert Rules.names() == ["verification", "sampling", "lenience", "forwards", "adapt"]
 
 
 def test_coupled_takes_any_mask_and_a_continued_cache() -> None:
