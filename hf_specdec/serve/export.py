@@ -97,7 +97,10 @@ def _head(spec: str, config: Any, folder: Path | None, engine: str, output: Path
     if folder is None:
         raise SpeculationError(f"{spec!r} names no head; export the folder or Hub repo of one")
     source = folder if config.draft_model is None else draft_folder(config, folder, HubSource(spec))
-    as_asked = (SPECULATORS_TYPE in read_json(source, CONFIG)) == (engine == SPECULATORS)
+    content = read_json(source, CONFIG)
+    if content.get("mask_token_id") is not None:
+        raise SpeculationError(f"{source} holds a P-EAGLE head, which is not exported; vLLM loads it from its own repo")
+    as_asked = (SPECULATORS_TYPE in content) == (engine == SPECULATORS)
     if output is None and not as_asked and engine != "vllm":  # vLLM loads both
         raise SpeculationError(f"{source} is not in the format of {engine}; name a new folder for it with --output")
     if output is None:

@@ -184,7 +184,9 @@ def test_others_are_not_taken_for_it(tmp_path: Path) -> None:
     """What others may publish one day."""
     with pytest.raises(SpeculationError, match='has no "drafter_type"'):
         Drafter.from_pretrained(write(tmp_path, FULL | {"architectures": ["DFlash3DraftModel"]}))
-    with pytest.raises(SpeculationError, match="is 'newer', which is not supported; known: dflash, dflash2, dspark"):
+    with pytest.raises(
+        SpeculationError, match="is 'newer', which is not supported; known: dflash, dflash2, dspark, eagle3, peagle"
+    ):
         Drafter.from_pretrained(write(tmp_path, SPECULATORS | {"speculators_model_type": "newer"}))
 
 

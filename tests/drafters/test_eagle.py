@@ -108,6 +108,7 @@ def _without(name: str) -> dict[str, Any]:
 
 TWICE = torch.zeros(KNOWN, dtype=torch.long) - torch.arange(KNOWN)
 BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+    "no mask": (CONFIGS["P-EAGLE"] | {"mask_token_id": None}, None, "mask_token_id is None"),
     "a layer of another kind": (SAFEAILAB | {"model_type": "gpt2"}, None, "only llama and qwen3 are supported"),
     "two layers read": (
         SPECULATORS | {"eagle_aux_hidden_state_layer_ids": [1, 2]},

@@ -63,6 +63,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "EAGLE-3.1, Qwen3, two layers": SPECULATORS
     | {"fc_norm": True, "norm_output": True}
     | {"transformer_layer_config": LAYER | {"model_type": "qwen3", "num_hidden_layers": 2, "rope_theta": 1000.0}},
+    "P-EAGLE": SPECULATORS
+    | {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": VOCAB - 1}
+    | {"norm_before_fc": True, "transformer_layer_config": LAYER | {"num_hidden_layers": 2}},
 }
 
 
@@ -101,6 +104,8 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
         norm("input_norm", 3 * HIDDEN)
     for i in range(3 if config.get("fc_norm") else 0):
         norm(f"fc_norm.{i}")
+    if "mask_token_id" in config:
+        found["mask_hidden"] = torch.randn(1, 1, 3 * HIDDEN, generator=generator)
     linear("lm_head", config["draft_vocab_size"], HIDDEN)
     if "rope_theta" in config:
         linear("embed_tokens", VOCAB, HIDDEN)
@@ -134,14 +139,14 @@ def eagle(kind: str) -> tuple[Any, EagleDrafter]:
     return target(), drafter
 
 
-def tiny(vocab: int, known: int, hidden: int = 8) -> LlamaForCausalLMEagle3:
+def tiny(vocab: int, known: int, hidden: int = 8, **more: Any) -> LlamaForCausalLMEagle3:
     """For targets of two layers."""
     sizes = {"hidden_size": hidden, "intermediate_size": 8, "num_hidden_layers": 1, "head_dim": 8}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "bos_token_id": None, "eos_token_id": None}
     read = {"draft_vocab_size": known, "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(6)
-        head = LlamaForCausalLMEagle3(LlamaConfig(vocab_size=vocab, **sizes, **heads, **read))
+        head = LlamaForCausalLMEagle3(LlamaConfig(vocab_size=vocab, **sizes, **heads, **read, **more))
     head.know(torch.arange(vocab)[-known:])
     return head.eval().requires_grad_(False)
 
@@ -149,12 +154,12 @@ def tiny(vocab: int, known: int, hidden: int = 8) -> LlamaForCausalLMEagle3:
 PAIRS = {f"EAGLE-3, {kind}": functools.partial(eagle, kind) for kind in CONFIGS}
 
 
-def _small(target: Any) -> EagleDrafter:
+def _small(target: Any, **read: Any) -> EagleDrafter:
     """Which does not know one of the tokens."""
-    return EagleDrafter(models.loud(tiny(FEW, known=FEW - 1), seed=4), num_draft_tokens=2)
+    return EagleDrafter(models.loud(tiny(FEW, known=FEW - 1, **read), seed=4), num_draft_tokens=2)
 
 
-SMALL = {"EAGLE-3": _small}
+SMALL = {"EAGLE-3": _small, "P-EAGLE": functools.partial(_small, mask_token_id=FEW - 1)}
 
 
 def drafter() -> EagleDrafter:
@@ -188,17 +193,28 @@ class Reference:
         was said."""
         table = self.w.get("embed_tokens.weight", target.get_input_embeddings().weight)
         hidden = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-        g, tokens, found = self._fused([hidden[i][0] for i in self.states]), text[1:], []
+        read, tokens, found = [hidden[i][0] for i in self.states], text[1:], []
+        if "mask_hidden" in self.w:  # all places at once
+            masks = self.w["mask_hidden"][0].expand(steps - 1, -1).chunk(3, -1)
+            read = [torch.cat([state, mask]) for state, mask in zip(read, masks, strict=True)]
+            a = self._layers(self._fused(read), table[[*tokens, *[self.flags["mask_token_id"]] * (steps - 1)]])
+            return [self._logits(self._norm("norm", each)) for each in a[-steps:]]
+        g = self._fused(read)
         for _ in range(steps):
             a = self._layers(g, table[tokens])
             normed = self._norm("norm", a[-1])
-            logits = torch.full((VOCAB,), torch.finfo(torch.float32).min)
-            known = normed @ self.w["lm_head.weight"].T
-            logits[torch.arange(len(known)) + self.w.get("d2t", torch.zeros(1)).long()] = known
+            logits = self._logits(normed)
             found.append(logits)
             g = torch.cat([g, (normed if self.flags.get("norm_output") else a[-1])[None]])
             tokens = [*tokens, int(logits.argmax()) if said is None else said[len(found) - 1]]
         return found
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        """[V] over the target's tokens."""
+        known = normed @ self.w["lm_head.weight"].T
+        logits = torch.full((VOCAB,), torch.finfo(torch.float32).min)
+        logits[torch.arange(len(known)) + self.w.get("d2t", torch.zeros(1)).long()] = known
+        return logits
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.layer["rms_norm_eps"]) * self.w[f"{name}.weight"]

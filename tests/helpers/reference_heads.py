@@ -20,6 +20,7 @@ from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
+from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import Qwen3Config
 
@@ -60,6 +61,12 @@ KINDS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
         },
         SLIDING,
     ),
+    "peagle": (
+        PEagleDraftModel,
+        PEagleSpeculatorConfig,
+        {"norm_before_residual": True, "norm_before_fc": True},
+        SLIDING,
+    ),
     "dspark": (DSparkDraftModel, DSparkSpeculatorConfig, {"markov_rank": 4}, {}),
     "dspark-gated": (
         DSparkDraftModel,
@@ -84,7 +91,10 @@ KINDS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
 def made(kind: str, folder: Path) -> tuple[Any, torch.Tensor]:
     """A model, which is written into the folder, and the target's table."""
     model_class, config_class, said, layer = KINDS[kind]
-    said = {"draft_vocab_size": 20, "block_size": BLOCK, "aux_hidden_state_layer_ids": [0, 2]} | said
+    read = (
+        {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]} if kind == "peagle" else {"aux_hidden_state_layer_ids": [0, 2]}
+    )
+    said = {"draft_vocab_size": 20} | ({} if kind == "peagle" else {"block_size": BLOCK}) | read | said
     verifier = VerifierConfig(name_or_path=None, architectures=["Qwen3ForCausalLM"])
     config = config_class(
         **said | {"mask_token_id": VOCAB - 1, "transformer_layer_config": Qwen3Config(**SIZES | layer)},
@@ -110,6 +120,24 @@ def made(kind: str, folder: Path) -> tuple[Any, torch.Tensor]:
         model.lm_head.weight.data.copy_(table)
     model.save_pretrained(folder)
     return model, table
+
+
+@torch.no_grad()
+def computed_at_depths(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same of P-EAGLE, which takes with each state the token behind it."""
+    module, found, last = sys.modules[type(model).__module__], [], torch.tensor(ANCHORS) - 1
+    first = torch.cat([torch.arange(LENGTH), last.repeat(BLOCK - 1)])
+    depth = torch.cat([torch.zeros(LENGTH, dtype=torch.long), torch.arange(1, BLOCK).repeat_interleave(len(last))])
+    before = module.generate_cod_sample_indices, module.compute_metrics
+    module.generate_cod_sample_indices = lambda **told: (first, depth)
+    module.compute_metrics = lambda logits, **told: (found.append(logits[0]), {})
+    try:
+        last_states, documents = torch.zeros(1, LENGTH, HIDDEN), torch.zeros(1, LENGTH, dtype=torch.long)
+        model(states[None], tokens.roll(-1)[None], documents, verifier_last_hidden_states=last_states)
+    finally:
+        module.generate_cod_sample_indices, module.compute_metrics = before
+    at_depths = [found[0][last], *found[0][LENGTH:].view(BLOCK - 1, len(ANCHORS), -1)]
+    return {"logits": torch.stack(at_depths, 1)}
 
 
 @torch.no_grad()
@@ -154,10 +182,10 @@ def write(kind: str) -> None:
         model, table = made(kind, Path(folder))
         weights = load_file(Path(folder) / "model.safetensors")
         config = json.loads((Path(folder) / "config.json").read_text())
-    states = torch.randn(LENGTH, len(config["aux_hidden_state_layer_ids"]) * HIDDEN)
+    states = torch.randn(LENGTH, model.fc.in_features)
     tokens = torch.randint(0, VOCAB - 1, (LENGTH,))
     told = {"embeddings": table, "states": states, "tokens": tokens, "anchors": torch.tensor(ANCHORS)}
-    told |= computed(model, states, tokens)
+    told |= (computed_at_depths if kind == "peagle" else computed)(model, states, tokens)
     stored = {n: w.bfloat16() if w.is_floating_point() else w for n, w in weights.items()}
     stored |= {f"told.{name}": tensor.contiguous() for name, tensor in told.items()}
     save_file(stored, FOLDER / f"{kind}.safetensors", metadata={"config": json.dumps(config)})

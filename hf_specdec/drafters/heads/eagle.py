@@ -16,8 +16,9 @@ from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.masks import attention_windows
 from .drafter import PublishedHeadDrafter
-from .head import ChainHead, News
+from .head import ChainHead, Head, News
 from .parts import embedded, masks_at, over_vocabulary
+from .peagle import ParallelEagleHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,7 +92,7 @@ class EagleDrafter(PublishedHeadDrafter):
     config: EagleConfig
     what = "an EAGLE-3 head"
     format = "eagle_format"
-    published_as = ("eagle3",)
+    published_as = ("eagle3", "peagle")
 
     @staticmethod
     def takes(model: object) -> bool:
@@ -112,8 +113,9 @@ class EagleDrafter(PublishedHeadDrafter):
             wrong = f"reads hidden state {theirs.num_hidden_layers}, which is at hand behind the target's norm only"
         elif head.embed_tokens is None and width != theirs.hidden_size:
             wrong = f"has width {width} and no embeddings"
-        read = head.of_config("target_hidden_size", width)
-        self.check_fits(target, head.config, width=read, states=states, token=int(head.tokens.max()), wrong=wrong)
+        read, last = head.of_config("target_hidden_size", width), max(int(head.tokens.max()), head.mask_token or 0)
+        self.check_fits(target, head.config, width=read, states=states, token=last, wrong=wrong)
 
-    def head(self, context: DraftContext) -> EagleHead:
-        return EagleHead(context, self.draft_model, self.config.num_draft_tokens)
+    def head(self, context: DraftContext) -> Head:
+        kind = EagleHead if self.draft_model.mask_token is None else ParallelEagleHead
+        return kind(context, self.draft_model, self.config.num_draft_tokens)

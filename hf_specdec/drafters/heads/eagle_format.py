@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...hub.registry import SPECULATORS_TYPE
 from .eagle_model import FAMILIES, FUSED, LAYER_IDS, LlamaForCausalLMEagle3
-from .fields import family, layers, nested, refuse
+from .fields import family, layers, nested, refuse, whole
 from .loading import Format, check_known
 
 NESTED = "transformer_layer_config"
@@ -27,6 +27,7 @@ class EagleFormat(Format):
     """`LlamaForCausalLMEagle3` of both formats."""
 
     optional = ("d2t", "t2d", EMBEDDINGS)
+    unused = ("verifier_lm_head.weight", "verifier_norm.weight")
 
     def model(self, config: Any, names: Collection[str]) -> LlamaForCausalLMEagle3:
         return LlamaForCausalLMEagle3(config, embeds=EMBEDDINGS in names)
@@ -40,6 +41,8 @@ class EagleFormat(Format):
         if SPECULATORS_TYPE in content:
             layer = nested(content, NESTED)
             beside = {name: content[name] for name in FLAGS if content.get(name) is not None}
+            if content[SPECULATORS_TYPE] == "peagle":
+                beside["mask_token_id"] = whole(content.get("mask_token_id"), "mask_token_id", 0, 2**31)
         config_class, *_ = family(layer, FAMILIES)
         refuse(layer, ["quantization_config"])
         options = {name: value for name, value in layer.items() if name not in UNUSED and not name.startswith("_")}

@@ -33,7 +33,8 @@ class LlamaForCausalLMEagle3(PreTrainedModel):
     Of its config beside a Llama's: `draft_vocab_size`, K; `target_hidden_size`, where that is not the head's own;
     `eagle_aux_hidden_state_layer_ids`, which hidden states are read (0 are the embeddings); `norm_before_residual`,
     whether what is added to the first layer's attention is normed, too; and EAGLE-3.1's norms: `fc_norm` of each state
-    that is read, or `norm_before_fc` of all together, and `norm_output`, which says that a is passed on as normed.
+    that is read, or `norm_before_fc` of all together, and `norm_output`, which says that a is passed on as normed. One
+    with a `mask_token_id` is P-EAGLE's, and has a state that stands for those of places that nobody knows yet.
     """
 
     config_class = LlamaConfig
@@ -62,6 +63,8 @@ class LlamaForCausalLMEagle3(PreTrainedModel):
         self.fc_norm = nn.ModuleList(self._norm(read) for _ in range(FUSED if self.of_config("fc_norm", False) else 0))
         self.lm_head = nn.Linear(size, known, bias=False)
         self.rotary_emb = rotary_class(config)
+        self.mask_token: int | None = self.of_config("mask_token_id", None)
+        self.mask_hidden = None if self.mask_token is None else nn.Parameter(torch.zeros(1, 1, FUSED * read))
         self.register_buffer("d2t", torch.zeros(known, dtype=torch.long))
         self.register_buffer("t2d", torch.ones(vocab, dtype=torch.bool))
 
