@@ -69,27 +69,35 @@ class SpeculationStats:
 
     @property
     def drafted_tokens(self) -> int:
-        """Draft tokens sent to the target."""
+        """Draft tokens sent to the target: vLLM's `spec_decode_num_draft_tokens`."""
         return self.drafted_per_position.total()
 
     @property
     def accepted_tokens(self) -> int:
-        """Draft tokens kept."""
+        """Draft tokens kept: vLLM's `spec_decode_num_accepted_tokens`."""
         return self.accepted_per_position.total()
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per row step, the target's own (bonus or correction) token included; plain decoding has 1."""
+        """Tokens per row step, the target's own (bonus or correction) token included; plain decoding has 1.
+
+        vLLM's figure of this name, but that it leaves out row steps without a draft: its `spec_decode_num_drafts` is
+        `drafted_per_position[0]`.
+        """
         return 1 + self.accepted_tokens / max(self.row_steps, 1)
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted over drafted tokens."""
+        """Accepted over drafted tokens, as vLLM's."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
 
     @property
     def acceptance_per_position(self) -> list[float]:
-        """Share of row steps that drafted position i in which it was accepted (all earlier ones were, too)."""
+        """Share of row steps that drafted position i in which it was accepted (all earlier ones were, too).
+
+        vLLM divides its `spec_decode_num_accepted_tokens_per_pos`, which is `accepted_per_position`, by all drafts: the
+        same where all are equally long.
+        """
         return [self.accepted_per_position[i] / n for i, n in sorted(self.drafted_per_position.items())]
 
     @property

@@ -16,6 +16,8 @@ from transformers.cli.serving import utils
 
 from ..engine.answer import Answer, QueueFull
 from ..generate.decoder import BatchDecoder
+from .counts import Counts
+from .reporting import DRAFTS, exchanged
 from .speculating import BAD, count_of, line
 
 TOO_MANY, ENDED = 429, 503
@@ -23,25 +25,23 @@ TOO_MANY, ENDED = 429, 503
 
 
 @contextmanager
-def in_place_of_stock(decoder: BatchDecoder, say: Callable[[str], None]) -> Iterator[Callable[[], str]]:
+def in_place_of_stock(decoder: BatchDecoder, say: Callable[[str], None], counts: Counts) -> Iterator[Callable[[], str]]:
     """Within the block transformers' server hands its requests to the decoder; gives what to ask for a summary.
 
     Args:
         say: told a line of each answer.
+        counts: get what was answered.
     """
-    joined, stock = Joined(decoder, say), utils.CBGenerateManager
-    utils.CBGenerateManager = lambda *_, **__: joined
-    try:
+    joined = Joined(decoder, say, counts)
+    with exchanged(utils, "CBGenerateManager", lambda *_, **__: joined):
         yield joined.summary
-    finally:
-        utils.CBGenerateManager = stock
 
 
 class Joined(utils.BaseGenerateManager):
     """What transformers' server knows of the decoder."""
 
-    def __init__(self, decoder: BatchDecoder, say: Callable[[str], None]) -> None:
-        self.decoder, self.say = decoder, say
+    def __init__(self, decoder: BatchDecoder, say: Callable[[str], None], counts: Counts) -> None:
+        self.decoder, self.say, self.counts = decoder, say, counts
         self.answers = self.given_up = 0
 
     def init_cb(self, model: Any, gen_config: GenerationConfig) -> None:
@@ -110,17 +110,21 @@ class Joined(utils.BaseGenerateManager):
             raise HTTPException(TOO_MANY, str(full)) from full
         except ValueError as error:
             raise HTTPException(BAD, str(error)) from error
+        DRAFTS.set([answer.stats])
         self.answers += 1
         number = self.answers
         answer.future.add_done_callback(lambda future: self._done(number, answer, future.exception()))
         return answer
 
     def _done(self, number: int, answer: Answer, error: BaseException | None) -> None:
-        self.given_up += error is not None or answer.finish_reason == "cancelled"
+        gone = answer.finish_reason == "cancelled"
+        self.given_up += error is not None or gone
+        reason = "error" if error is not None else "abort" if gone else str(answer.finish_reason)
+        self.counts.add(reason, answer.prompt_tokens, answer.stats)
         if error is not None:
             self.say(f"{number}: stopped by {type(error).__name__} {error}")
         else:
-            self.say(f"{number}: {line(answer.stats)}" + "; cancelled" * (answer.finish_reason == "cancelled"))
+            self.say(f"{number}: {line(answer.stats)}" + "; cancelled" * gone)
 
 
 class Stream(utils.DirectStreamer):

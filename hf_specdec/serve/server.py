@@ -27,6 +27,7 @@ from ..generate.decoder import BatchDecoder
 from ..tools.loading.drafters import DrafterSettings
 from ..tools.loading.models import Pair
 from .continuous import in_place_of_stock
+from .reporting import exchanged, reporting
 from .speculating import BAD, Speculating
 from .threads import apart
 
@@ -91,7 +92,8 @@ def run_serve(settings: ServeSettings, options: Any) -> None:
     check_address(options.host, options.port)
     pair, speculating = apart(lambda: ready(settings))
     serving = joining(settings, speculating) if settings.continuous_batching else speculating.in_place()
-    with serving as summary, handing_out(pair, settings.target), ending_by_signal():
+    told = reporting(speculating.counts, settings.target)
+    with serving as summary, told, handing_out(pair, settings.target), ending_by_signal():
         if speculating.plain_because:
             say(f"{settings.target} is served without drafts: {speculating.plain_because}")
         else:
@@ -127,7 +129,7 @@ def joining(settings: ServeSettings, speculating: Speculating) -> Iterator[Calla
     drafter = None if speculating.plain_because else speculating.drafter
     bounds = {"max_rows": settings.max_rows, "max_tokens": settings.max_tokens, "max_waiting": settings.max_waiting}
     decoder = BatchDecoder(speculating.model, drafter, **bounds, forwards=settings.forwards)
-    with decoder, in_place_of_stock(decoder, say) as summary:
+    with decoder, in_place_of_stock(decoder, say, speculating.counts) as summary:
         yield summary
 
 
@@ -191,11 +193,8 @@ def handing_out(pair: Pair, name: str) -> Iterator[None]:
         def get_gen_models(cache_dir: str | None = None) -> list[dict[str, Any]]:
             return [{"id": name, "object": "model", "created": 0, "owned_by": "hf_specdec"}]
 
-    model_manager.ModelManager = Loaded
-    try:
+    with exchanged(model_manager, "ModelManager", Loaded):
         yield
-    finally:
-        model_manager.ModelManager = stock
 
 
 def _answering(tokenizer: Any) -> Any:

@@ -1,7 +1,9 @@
 """`Speculating`: every `generate` call of a model drafts, whoever makes it, and something is said of each."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -13,6 +15,8 @@ from ..stats import SpeculationStats
 from ..target.devices import input_device
 from ..target.inputs import position_limit
 from ..tools.loading.chat import ask, batch
+from .counts import Counts
+from .reporting import DRAFTS
 
 BAD = 400
 """status code of what was asked wrongly"""
@@ -33,6 +37,7 @@ class Speculating:
         """
         self.model, self.drafter, self.say = model, drafter, say
         self.answers = self.given_up = 0
+        self.counts = Counts()
         self.total = SpeculationStats()
         """of all answers"""
         self.plain_seconds = 0.0
@@ -71,10 +76,14 @@ class Speculating:
 
     def _answer(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.answers += 1
-        number, began = self.answers, now()
+        number, began, prompt = self.answers, now(), _prompt_length(*args, **kwargs)
+        config, streamer = kwargs.get("generation_config"), kwargs.get("streamer")
+        if streamer is not None:  # ends once the answer is counted: its last chunk has the usage
+            kwargs["streamer"] = SimpleNamespace(put=streamer.put, end=lambda: None)
+        self.drafter.last_stats = None
         try:
-            self._check(*args, **kwargs)
-            off = getattr(kwargs.get("generation_config"), "speculation_type", None) == "none"
+            self._check(prompt, config)
+            off = getattr(config, "speculation_type", None) == "none"
             output = None if off or self.plain_because else self._drafted(number, plain, *args, **kwargs)
             if output is None:
                 output = plain(*args, **kwargs, speculation_type="none")
@@ -89,8 +98,20 @@ class Speculating:
                 from fastapi import HTTPException
 
                 raise HTTPException(BAD, str(error)) from error
+            self._count("abort" if gone else "error", prompt or 0, 0)
             raise
+        new = getattr(output, "sequences", output).shape[1] - (prompt or 0)
+        full = new >= (getattr(config, "max_new_tokens", None) or math.inf)
+        self._count("length" if full else "stop", prompt or 0, new)
+        if streamer is not None:
+            streamer.end()
         return output
+
+    def _count(self, reason: str, prompt_tokens: int, new_tokens: int) -> None:
+        """An answer has ended. Of one without drafts so many tokens are new."""
+        stats = self.drafter.last_stats or SpeculationStats(emitted_tokens=new_tokens)
+        self.counts.add(reason, prompt_tokens, stats)
+        DRAFTS.get([]).append(stats)
 
     def _drafted(self, number: int, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The answer; None where no drafter serves this call."""
@@ -112,18 +133,22 @@ class Speculating:
         gain = self.plain_seconds / self.total.total_seconds if self.total.total_seconds else None
         return f"{served}; {line(self.total, gain)}" if self.total.emitted_tokens else served
 
-    def _check(self, *args: Any, **kwargs: Any) -> None:
+    def _check(self, prompt_tokens: int | None, config: Any) -> None:
         """
         Raises:
             ValueError: there is nothing to go on from, or no room for an answer.
         """
-        given = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")]
-        ids = next((ids for ids in given if ids is not None), None)
-        config, limit = kwargs.get("generation_config"), position_limit(self.model)
-        if ids is not None and not 0 < ids.shape[1] < limit:
-            raise ValueError(f"a prompt must have 1 to {limit - 1} tokens, got {ids.shape[1]}")
+        limit = position_limit(self.model)
+        if prompt_tokens is not None and not 0 < prompt_tokens < limit:
+            raise ValueError(f"a prompt must have 1 to {limit - 1} tokens, got {prompt_tokens}")
         if config is not None and config.stop_strings == []:
             config.stop_strings = None
+
+
+def _prompt_length(*args: Any, **kwargs: Any) -> int | None:
+    """Tokens that a call goes on from; None where it is given none."""
+    given = [*args[:1], kwargs.get("inputs"), kwargs.get("input_ids")]
+    return next((ids.shape[1] for ids in given if ids is not None), None)
 
 
 def count_of(answers: int, given_up: int) -> str:

@@ -8,6 +8,7 @@ import models
 import pytest
 import torch
 from clocks import Clock
+from close_drafts import nearly
 from compare import PROMPTS, Sides, uneven_eos
 from toy_drafters import Future, Toy, adversary
 
@@ -112,6 +113,26 @@ def test_runs_add_up_and_are_plain_json() -> None:
     assert told["estimated_gain"] == both.estimated_gain and told["tokens_per_second"] == both.tokens_per_second
     both.to_dict()["notes"].append("z")
     assert both.notes == ["x", "y"]
+
+
+@pytest.mark.parametrize("lengths", [[7], PROMPTS])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_counts_add_up(lengths: list[int], do_sample: bool) -> None:
+    """A row step keeps what it accepts and a token of the target's own, but for one that ends at a drafted token."""
+    model = models.llama()
+    drafter = DraftModelDrafter(nearly(model), num_draft_tokens=3)
+    torch.manual_seed(0)
+    model.generate(
+        **models.prompts(lengths), max_new_tokens=30, do_sample=do_sample, pad_token_id=0, assistant_model=drafter
+    )
+    run, rows = drafter.last_stats, len(lengths)
+    drafted, accepted = run.drafted_per_position, run.accepted_per_position
+    assert run.accepted_tokens and 0 <= rows + run.row_steps + run.accepted_tokens - run.emitted_tokens <= rows
+    assert all(accepted[i] <= drafted[i] <= drafted[i - 1] and accepted[i] <= accepted[i - 1] for i in range(1, 3))
+    assert accepted[0] <= drafted[0] <= run.row_steps and max(drafted) < 3
+    assert run.acceptance_per_position == [accepted[i] / drafted[i] for i in range(3)]
+    assert run.draft_acceptance_rate == accepted.total() / drafted.total()
+    assert run.mean_acceptance_length == 1 + accepted.total() / run.row_steps
 
 
 # ------------------------------------------------------------------ advice

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from processes import children, free_port, until
 from seam import HeadDrafter, HeadSession
 
 from hf_specdec import BatchDecoder, PearlDrafter, PromptLookupDrafter, SpeculationError
+from hf_specdec.serve.reporting import reporting
 from hf_specdec.serve.server import (
     ServerOptions,
     ServeSettings,
@@ -46,6 +48,7 @@ from transformers.cli.serve import Serve  # noqa: E402
 from hf_specdec.serve.continuous import in_place_of_stock  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "abcabc?"}]
+COPIED = "abcabc? abcabc? abcabc?"
 TURNS = [*QUESTION, {"role": "assistant", "content": "abc"}, {"role": "user", "content": "more"}]
 
 
@@ -61,6 +64,7 @@ class Served:
         self.target.generation_config.do_sample = False
         self.drafter, self.port, self.lines = drafter, port, lines
         self.speculating = Speculating(self.target, drafter, lines.append)
+        self.counts = self.speculating.counts
 
     @property
     def client(self) -> Any:
@@ -78,6 +82,16 @@ class Served:
 
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def metrics(self) -> dict[str, int]:
+        """Counters by name and own label, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as response:
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            text = response.read().decode()
+        labels = r'\{engine="0",model_name="a \\"tiny\\" one"(?:,\w+="(\w+)")?\}'
+        samples = re.findall(rf"^vllm:(\w+)_total{labels} (\d+)$", text, re.MULTILINE)
+        assert len(samples) == len([line for line in text.splitlines() if not line.startswith("#")])
+        return {f"{name} {label}".strip(): int(value) for name, label, value in samples}
 
     def post(self, path: str, body: Any) -> tuple[int, str]:
         """Status and body of whatever was sent."""
@@ -101,9 +115,10 @@ def serving(drafter: Any, joined: bool = False, **bounds: int) -> Iterator[Serve
     with ExitStack() as blocks:
         if joined:
             served.decoder = blocks.enter_context(BatchDecoder(served.target, drafter, **bounds))
-            blocks.enter_context(in_place_of_stock(served.decoder, served.lines.append))
+            blocks.enter_context(in_place_of_stock(served.decoder, served.lines.append, served.counts))
         else:
             blocks.enter_context(served.speculating.in_place())
+        blocks.enter_context(reporting(served.counts, 'a "tiny" one'))
         blocks.enter_context(handing_out(pair, "tiny"))
         server = Serve("tiny", continuous_batching=joined, **options)
         try:
@@ -152,6 +167,32 @@ def test_a_stream_is_counted_token_by_token(either: Served) -> None:
     assert text.rstrip("\ufffd") == either.text(plain).rstrip("\ufffd"), "streams leave out a character that is cut off"
     assert chunks[-1].usage.completion_tokens == len(plain)
     assert len(chunks) > 4
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", ["chat", "text"])
+def test_usage_and_metrics_say_what_drafts_did(either: Served, path: str, stream: bool) -> None:
+    """Of one answer the same, and the counters add up."""
+    before = either.metrics()
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 60, "temperature": 0}
+    if stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    if path == "chat":
+        answer = either.client.chat.completions.create(messages=[{"role": "user", "content": COPIED}], **asked)
+    else:
+        answer = either.client.completions.create(prompt=COPIED, **asked)
+    usage = (list(answer)[-1] if stream else answer).usage
+    after = either.metrics()
+    new = Counter({name: value - before.get(name, 0) for name, value in after.items()})
+    details, drafts = usage.completion_tokens_details, "spec_decode_num_"
+    accepted, drafted = new[f"{drafts}accepted_tokens"], new[f"{drafts}draft_tokens"]
+    assert (usage.prompt_tokens, usage.completion_tokens) == (new["prompt_tokens"], new["generation_tokens"])
+    assert details.accepted_prediction_tokens == accepted > 0
+    assert details.rejected_prediction_tokens == drafted - accepted
+    by_position = [n for name, n in sorted(new.items()) if name.startswith(f"{drafts}accepted_tokens_per_pos")]
+    assert sum(by_position) == accepted and max(by_position) <= new[f"{drafts}drafts"] <= drafted
+    ended = {name: n for name, n in new.items() if name.startswith("request_success") and n}
+    assert ended == {f"request_success {'length' if usage.completion_tokens == 60 else 'stop'}": 1}
 
 
 def test_stop_lists_are_kept_to(either: Served) -> None:
@@ -211,6 +252,7 @@ def test_an_audit_of_the_server_finds_nothing(
     assert report.fine, capsys.readouterr().out
     assert [found.said for found in report.findings[:4]] == ["1 of 1 the same"] * 4
     assert report.findings[-2].said.startswith("p = ")
+    assert int(report.findings[-1].said.replace(",", "")) > 0
     plain = [line.endswith("decoded plainly") for line in served.lines[before:]]
     assert plain.count(True) > plain.count(False) > 50
 
@@ -230,15 +272,16 @@ def test_many_clients_at_once(either: Served) -> None:
 
 
 def test_a_client_that_hangs_up_frees_the_model_within_a_round(served: Served) -> None:
-    before, rounds = served.speculating.given_up, served.speculating.total.target_calls
+    before, rounds = served.metrics(), served.speculating.total.target_calls
     with slow(served.target, 0.05):
         stream = served.client.chat.completions.create(
             model="tiny", messages=QUESTION, max_tokens=180, temperature=1.5, stream=True, seed=1
         )
         next(iter(stream))
         stream.close()
-        until(lambda: served.speculating.given_up > before)
-    assert served.drafter.last_stats.emitted_tokens < 120 and served.speculating.total.target_calls == rounds
+        until(lambda: served.metrics()["request_success abort"] > before["request_success abort"])
+    assert served.metrics()["generation_tokens"] < before["generation_tokens"] + 120
+    assert served.speculating.total.target_calls == rounds
     plain = served.plain(QUESTION, 12)
     answer = served.client.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=12, temperature=0)
     assert answer.choices[0].message.content == served.text(plain)
@@ -480,6 +523,8 @@ def test_the_command_ends_when_it_is_told_to(tmp_path: Path) -> None:
             model=pair["target"], messages=QUESTION, max_tokens=300, temperature=0, stream=True
         )
         next(iter(stream))
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+            assert f'model_name="{pair["target"]}",finished_reason="stop"}} 0' in response.read().decode()
         workers = children(process.pid)
         process.terminate()
         chunks = list(stream)

@@ -24,7 +24,7 @@ LIKELIEST = 5
 """tokens of which log probabilities are asked for, in each place"""
 NOT_TAKEN = (400, 422, 501)
 """status codes of a request that a server does not take"""
-DRAFTED = re.compile(r"^vllm:spec_decode_num_draft_tokens_total\S* (\S+)$", re.MULTILINE)
+DRAFTED = re.compile(r"^vllm:spec_decode_num_draft_tokens_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 CHUNK = 1 << 16
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Server:
         return said
 
     def drafted(self) -> int | None:
-        """Tokens drafted since it was started; None where its metrics do not tell (vLLM's do)."""
+        """Tokens drafted since it was started; None where its metrics do not tell (vLLM's and ours do)."""
         try:
             counts = DRAFTED.findall(self._read("/metrics", None).decode(errors="replace"))
         except ServerError:
