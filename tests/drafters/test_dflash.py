@@ -138,6 +138,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "no vocabulary": (SPECULATORS | {"draft_vocab_size": None}, None, "draft_vocab_size is None"),
     "biases of theirs": (SPECULATORS | {"attention_bias": True}, None, "attention_bias is True, which is not"),
     "a selector of less": (_nested(selector_vocab_size=90), None, "selector_vocab_size is 90, which is not supported"),
+    "another backbone": (CONFIGS["XPress"] | {"xpress_backbone": "dflash2"}, None, "is 'dflash2'; known: dflash"),
     "an unknown Markov head": (DEEPSPEC | {"markov_head_type": "deep"}, None, "is 'deep'; known: vanilla, gated, rnn"),
     "another family": (
         DEEPSPEC | {"model_type": "gemma4_text"},
@@ -185,7 +186,8 @@ def test_others_are_not_taken_for_it(tmp_path: Path) -> None:
     with pytest.raises(SpeculationError, match='has no "drafter_type"'):
         Drafter.from_pretrained(write(tmp_path, FULL | {"architectures": ["DFlash3DraftModel"]}))
     with pytest.raises(
-        SpeculationError, match="is 'newer', which is not supported; known: dflash, dflash2, dspark, eagle3, peagle"
+        SpeculationError,
+        match="is 'newer', which is not supported; known: dflash, dflash2, dspark, eagle3, peagle, xpress",
     ):
         Drafter.from_pretrained(write(tmp_path, SPECULATORS | {"speculators_model_type": "newer"}))
 

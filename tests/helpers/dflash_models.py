@@ -1,5 +1,5 @@
-"""Small DFlash, DFlash 2 and DSpark models with random weights, transformers' own and as others publish them, and a
-slow reference of their drafts."""
+"""Small DFlash, DFlash 2, DSpark and XPress models with random weights, transformers' own and as others publish them,
+and a slow reference of their drafts."""
 
 import functools
 import json
@@ -90,6 +90,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "speculators": SPECULATORS,
     "DFlash 2 of z-lab": FULL
     | {"architectures": ["DFlash2DraftModel"], "dflash_config": FULL["dflash_config"] | SECOND, "is_causal": False},
+    "XPress": SPECULATORS | {"speculators_model_type": "xpress", "xpress_rank": 6, "xpress_mlp_ratio": 3},
     "DSpark of DeepSpec": DEEPSPEC,
     "DSpark of speculators, recurrent": SPECULATORS
     | MARKOV
@@ -148,6 +149,19 @@ def weights(config: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
         for side in ("predecessor", "successor"):
             found[f"candidate_selector.{side}_codebook"] = torch.randn(vocab, selected, generator=generator)
         linear("candidate_selector.hidden_projection", selected, hidden)
+    if rank := config.get("xpress_rank", 0):
+        found["refiner_head.mix_l"] = torch.randn(rank, config["block_size"], config["block_size"], generator=generator)
+        for name, out, into in (
+            ("token_embed", vocab, rank),
+            ("down_h", rank, hidden),
+            ("down_g", rank, hidden),
+            ("in_proj", rank, 3 * rank),
+            ("mlp_gate", config["xpress_mlp_ratio"] * rank, rank),
+            ("mlp_up", config["xpress_mlp_ratio"] * rank, rank),
+            ("mlp_down", rank, config["xpress_mlp_ratio"] * rank),
+            ("readout", known, rank),
+        ):
+            linear(f"refiner_head.{name}", out, into)
     if rank := config.get("markov_rank", 0):
         linear("markov_head.markov_w1", vocab, rank)
         linear("markov_head.markov_w2", known, rank)
@@ -242,6 +256,7 @@ SMALL = {
     "z-lab's DFlash": lambda target: tiny(VOCAB),
     "speculators' DFlash": lambda target: of_speculators(VOCAB),
     "DFlash 2": lambda target: of_speculators(VOCAB, **SECOND, speculators_model_type="dflash2"),
+    "XPress": lambda target: of_speculators(VOCAB, xpress_rank=4, xpress_mlp_ratio=2, speculators_model_type="xpress"),
     "DSpark": lambda target: of_speculators(VOCAB, **MARKOV, speculators_model_type="dspark"),
 }
 
@@ -296,11 +311,33 @@ class Reference:
             gate, up = (z @ self.w[f"{at}.mlp.{name}_proj.weight"].T for name in ("gate", "up"))
             z = (functional.silu(gate) * up) @ self.w[f"{at}.mlp.down_proj.weight"].T
             x = x + self._convolved(f"{at}.mlp_conv", 1, z, y)
-        filled = self._norm("norm", x[self.first :])
+        whole = self._norm("norm", x)
+        filled = whole[self.first :]
         logits = filled @ self.w.get("lm_head.weight", target.get_output_embeddings().weight).T
         logits, cap = logits * self.config.get("output_multiplier", 1.0), self.config.get("final_logit_softcapping")
-        logits = self._linked(logits if cap is None else cap * torch.tanh(logits / cap), filled, text[-1])
+        logits = logits if cap is None else cap * torch.tanh(logits / cap)
+        logits = (
+            self._refined(logits, whole, text)
+            if "xpress_rank" in self.config
+            else self._linked(logits, filled, text[-1])
+        )
         return self._over(logits, target.config.vocab_size)
+
+    def _refined(self, logits: Tensor, whole: Tensor, text: list[int]) -> Tensor:
+        """With what XPress adds for the likeliest tokens of all places before."""
+        w = {name: self.w[f"refiner_head.{name}.weight"] for name in ("token_embed", "down_h", "down_g", "in_proj")}
+        w |= {name: self.w[f"refiner_head.{name}.weight"] for name in ("mlp_gate", "mlp_up", "mlp_down", "readout")}
+        mixed, tokens, found = self.w["refiner_head.mix_l"], text[-2:], []
+        for known in logits:
+            k = len(tokens) - 1
+            said = torch.cat([whole @ w["down_h"].T, (whole.mean(0) @ w["down_g"].T).expand(len(whole), -1)], -1)
+            a = torch.cat([said[: k + 1], w["token_embed"][tokens]], -1) @ w["in_proj"].T
+            c = a[k] + sum(mixed[:, k, j] * a[j] for j in range(k + 1))
+            c = c + w["mlp_down"] @ (functional.silu(w["mlp_gate"] @ c) * (w["mlp_up"] @ c))
+            found.append(known + w["readout"] @ c)
+            best = int(found[-1].argmax())
+            tokens.append(best + (int(self.w["d2t"][best]) if "d2t" in self.w else 0))
+        return torch.stack(found)
 
     def _linked(self, logits: Tensor, filled: Tensor, before: int) -> Tensor:
         """With what DSpark or DFlash 2 make of each place, given the likeliest token of the one before."""

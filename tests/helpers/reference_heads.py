@@ -21,6 +21,7 @@ from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 from speculators.models.dflash2 import DFlash2DraftModel, DFlash2SpeculatorConfig
 from speculators.models.dspark import DSparkDraftModel, DSparkSpeculatorConfig
 from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig
+from speculators.models.xpress import XPressDraftModel, XPressSpeculatorConfig
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from transformers import Qwen3Config
 
@@ -67,6 +68,8 @@ KINDS: dict[str, tuple[type, type, dict[str, Any], dict[str, Any]]] = {
         {"norm_before_residual": True, "norm_before_fc": True},
         SLIDING,
     ),
+    "xpress": (XPressDraftModel, XPressSpeculatorConfig, {"xpress_rank": 4}, {}),
+    "xpress-anchor": (XPressDraftModel, XPressSpeculatorConfig, {"xpress_rank": 4, "sample_from_anchor": True}, {}),
     "dspark": (DSparkDraftModel, DSparkSpeculatorConfig, {"markov_rank": 4}, {}),
     "dspark-gated": (
         DSparkDraftModel,
@@ -151,7 +154,7 @@ def computed(model: Any, states: torch.Tensor, tokens: torch.Tensor) -> dict[str
 
     def compute_metrics(logits: torch.Tensor, targets: torch.Tensor, *rest: Any, **more: Any) -> tuple[None, dict]:
         found["logits"] = logits.view(len(ANCHORS), BLOCK, -1)
-        if len(rest) > 2:
+        if hasattr(model, "confidence_head"):
             found["confidence"] = rest[0].view(len(ANCHORS), BLOCK)
         return None, {}
 

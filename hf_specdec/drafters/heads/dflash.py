@@ -63,8 +63,9 @@ class DFlashHead(Head):
         """the head of the model's own vocabulary, where it has one"""
         self.lm_head = self.own or self.target.get_output_embeddings()
         self.embeddings = self.target.get_input_embeddings()
-        self.place, self.independent = getattr(model, "place", None), getattr(model, "independent", True)
-        """what is said of a place once the token before it is drawn, where that matters"""
+        self.linked = getattr(model, "place", None) is not None
+        """whether the model says something of a place once the token before it is drawn"""
+        self.independent, self.again = getattr(model, "independent", True), getattr(model, "again", 0)
         # Windows of what sees both ways reach one token further.
         windows = attention_windows(model).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
@@ -76,13 +77,15 @@ class DFlashHead(Head):
         )
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
-        filled = self._filled(news, cache)[:, self.first : self.first + most]
+        block = self._filled(news, cache)
+        filled = block[:, self.first : self.first + most]
         logits = moved(self._logits(moved(filled, input_device(self.lm_head)), news.states.dtype), self.device)
-        token, said, state = news.last(news.tokens)[:, 0], None, None
+        token, said = news.last(news.tokens)[:, 0], None
+        state = self.model.opened(block, news.last(news.tokens, 2)[:, 0]) if self.linked else None
         for i in range(most):
             known = logits[:, i]
-            if self.place is not None:
-                known, said, state = self.place(known, filled[:, i], token, state)
+            if self.linked:
+                known, said, state = self.model.place(known, filled[:, i], token, state)
             token = moved(draw(self._over(known), said), self.device)
 
     def _logits(self, filled: Tensor, dtype: torch.dtype) -> Tensor:
@@ -128,7 +131,7 @@ class DFlashDrafter(PublishedHeadDrafter):
     config: DFlashConfig
     what = "a DFlash model"
     format = "dflash_format"
-    published_as = ("dflash", "dflash2", "dspark")
+    published_as = ("dflash", "dflash2", "dspark", "xpress")
 
     @staticmethod
     def takes(model: object) -> bool:

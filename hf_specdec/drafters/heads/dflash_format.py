@@ -1,4 +1,4 @@
-"""DFlash, DFlash 2 and DSpark models as others publish them → transformers' DFlash model, and what is beside it.
+"""DFlash models and their kin as others publish them → transformers' DFlash model, and what is beside it.
 
 z-lab's config is that of a Qwen3's layers, with `dflash_config` nested in it. In that of `speculators` the layers' is
 nested; in DeepSpec's all stands side by side. The weights of all are `fc.weight` and `hidden_norm.weight`, which make
@@ -100,7 +100,7 @@ def _of_zlab(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         "causal": said.get("is_causal", said.get("causal")),
         "sample_from_anchor": bool(said.get("sample_from_anchor")),
         **{name: _number(said, name, default) for name, default in SCALES.items()},
-    } | (_of_dflash2(said, content) if second else {})
+    } | (_of_dflash2(said) if second else {})
 
 
 def _of_speculators(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,7 +118,7 @@ def _of_speculators(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         "input_embedding_scale": 1.0,
         "vocab_size": vocab,
         "draft_vocab_size": whole(content.get("draft_vocab_size"), "draft_vocab_size", 1, vocab),
-    } | (_of_dspark(content) if kind == "dspark" else _of_dflash2(content, layer) if kind == "dflash2" else {})
+    } | (BESIDE[kind](layer | content) if kind in BESIDE else {})
 
 
 def _of_deepspec(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -138,9 +138,19 @@ def _of_deepspec(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     } | _of_dspark(content)
 
 
-def _of_dflash2(said: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+def _of_xpress(said: dict[str, Any]) -> dict[str, Any]:
+    """What makes it one."""
+    refuse(said, ["xpress_selector"])
+    one_of(said.get("xpress_backbone", "dflash"), "xpress_backbone", ["dflash"])
+    return {
+        "xpress_rank": whole(said.get("xpress_rank", 256), "xpress_rank", 1, 2**16),
+        "xpress_mlp_ratio": whole(said.get("xpress_mlp_ratio", 2), "xpress_mlp_ratio", 1, 256),
+    }
+
+
+def _of_dflash2(said: dict[str, Any]) -> dict[str, Any]:
     """What makes it one. It knows all tokens of the target."""
-    vocab = whole(layer.get("vocab_size"), "vocab_size", 1, 2**31)
+    vocab = whole(said.get("vocab_size"), "vocab_size", 1, 2**31)
     return {
         "vocab_size": vocab,
         "draft_vocab_size": whole(said.get("draft_vocab_size", vocab), "draft_vocab_size", vocab, vocab),
@@ -183,4 +193,6 @@ def _causal(kinds: list[str], said: bool | None) -> list[str]:
     return sorted({kind for kind in kinds if (kind == "sliding_attention" if said is None else said)})
 
 
+BESIDE = {"dflash2": _of_dflash2, "dspark": _of_dspark, "xpress": _of_xpress}
+"""what `speculators`' kinds say beside a DFlash model's config"""
 FORMAT = DFlashFormat()

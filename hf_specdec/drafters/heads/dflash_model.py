@@ -1,6 +1,6 @@
 """`BlockDiffusionModel`: a DFlash model with what others publish beside transformers' own."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,9 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from .dflash2_model import CandidateSelector, ConvolvedLayer
 from .dspark_model import ConfidenceHead, MarkovHead
+from .xpress_model import Refined, RefinerHead
+
+State = Tensor | Refined | None
 
 
 class Place(NamedTuple):
@@ -17,15 +20,15 @@ class Place(NamedTuple):
     """[B, K]"""
     said: Tensor | None
     """[B] how likely what is drawn from them is accepted, where the model has an idea of that"""
-    state: Tensor | None
+    state: State
     """for the next place"""
 
 
 class BlockDiffusionModel(MuseGlimmerAssistantModel):
     """Of its config beside transformers': `vocab_size`, V, of the target; `draft_vocab_size`, K, tokens that the draft
     knows: where these are fewer it has a head of its own; DSpark's `markov_rank`, `markov_head_type`,
-    `enable_confidence_head` and `confidence_head_with_markov`; and DFlash 2's `conv_kernel_size`, `conv_group_size`,
-    `selector_rank` and `selector_top_k`."""
+    `enable_confidence_head` and `confidence_head_with_markov`; DFlash 2's `conv_kernel_size`, `conv_group_size`,
+    `selector_rank` and `selector_top_k`; and XPress' `xpress_rank` and `xpress_mlp_ratio`."""
 
     d2t: Tensor | None
     """[K] what is added to a draft token's id to get the target's"""
@@ -39,6 +42,7 @@ class BlockDiffusionModel(MuseGlimmerAssistantModel):
         self.lm_head = None if known is None else nn.Linear(config.hidden_size, known, bias=False)
         self.register_buffer("d2t", None if known is None else torch.zeros(known, dtype=torch.long))
         self.markov_head = MarkovHead(config) if getattr(config, "markov_rank", 0) else None
+        self.refiner_head = RefinerHead(config) if hasattr(config, "xpress_rank") else None
         self.confidence_head = ConfidenceHead(config) if getattr(config, "enable_confidence_head", False) else None
 
     @property
@@ -50,18 +54,38 @@ class BlockDiffusionModel(MuseGlimmerAssistantModel):
     @property
     def independent(self) -> bool:
         """Whether a place says the same whatever was drawn before it."""
-        return self.markov_head is None and self.candidate_selector is None
+        return self.markov_head is None and self.candidate_selector is None and self.refiner_head is None
 
-    def place(self, logits: Tensor, filled: Tensor, before: Tensor, state: Tensor | None) -> Place:
+    @property
+    def again(self) -> int:
+        """Places of the text that are read anew for a block: XPress looks at the token before the last one."""
+        return 0 if self.refiner_head is None or self.config.sample_from_anchor else 1
+
+    def opened(self, filled: Tensor, before: Tensor) -> State:
+        """What is known of a block before its first token is drawn.
+
+        Args:
+            filled: [B, L, H] its states.
+            before: [B] the token before the last one of the text, at which it begins.
+        """
+        if self.refiner_head is None:
+            return None
+        state = self.refiner_head.opened(filled)
+        return state if self.config.sample_from_anchor else self.refiner_head.read(state, before)
+
+    def place(self, logits: Tensor, filled: Tensor, before: Tensor, state: Any) -> Place:
         """What is said of a place.
 
         Args:
             logits: [B, K] that it has by itself.
             filled: [B, H] its state.
             before: [B] the token before it.
-            state: what the place before gave; None for the first one.
+            state: what the place before gave; for the first one, what the block was `opened` with.
         """
         e = None
+        if self.refiner_head is not None:
+            state = self.refiner_head.read(state, before)
+            logits = logits + self.refiner_head(state)
         if self.candidate_selector is not None:
             logits = self.candidate_selector(logits, filled, before)
         if self.markov_head is not None:

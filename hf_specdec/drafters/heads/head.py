@@ -32,10 +32,10 @@ class News(NamedTuple):
         """[B, N] of the states, which stand behind what is in the cache."""
         return cache.slots.ends[:, None] + torch.arange(self.tokens.shape[1], device=self.tokens.device)
 
-    def last(self, values: Tensor) -> Tensor:
-        """[B, 1, ...] of values [B, N, ...] each row's last."""
+    def last(self, values: Tensor, back: int = 1) -> Tensor:
+        """[B, 1, ...] of values [B, N, ...] each row's last, or as many back as there are."""
         rows = torch.arange(len(self.counts), device=self.counts.device)
-        return values[rows, self.counts - 1][:, None]
+        return values[rows, (self.counts - back).clamp(min=0)][:, None]
 
 
 class Head(ABC):

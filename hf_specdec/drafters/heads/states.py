@@ -140,8 +140,8 @@ class States:
         return self._news(list(self.rows.values()), texts, width, self.head.again)
 
     def news_of(self, row: int, text: Sequence[int]) -> News:
-        """What has to be read of a row by itself. The last of it is read again, beside the others."""
-        return self._news([self.rows[row]], [text], 0, max(self.head.again, 1))
+        """What has to be read now of a row by itself. Its end is read again beside the others, as after any round."""
+        return self._news([self.rows[row]], [text], 0, self.head.again + 1)
 
     def _news(self, rows: Sequence[HeadRow], texts: Sequence[Sequence[int]], width: int, again: int) -> News:
         counts = [len(row.unread) for row in rows]
