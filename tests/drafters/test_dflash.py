@@ -29,8 +29,8 @@ from heads_alone import logits_drafted_from
 from published import is_refused_as_a_pickle
 
 from hf_specdec import BatchDecoder, DFlashDrafter, Drafter, HybridDrafter, SpeculationError
-from hf_specdec.drafters.heads.dflash import DFlashHead
 from hf_specdec.drafters.heads.drawn import Drawn
+from hf_specdec.drafters.heads.dflash import DFlashHead
 
 __all__ = ["drafting_goes_on"]
 CALL: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
@@ -135,6 +135,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "no number of its own": (_nested(output_multiplier="much"), None, "does not describe a DFlash model"),
     "too many layers": (SLIDING | {"num_hidden_layers": 99, "layer_types": None}, None, "declares 99 layers"),
     "no states": (SPECULATORS | {"aux_hidden_state_layer_ids": None}, None, "aux_hidden_state_layer_ids is None"),
+    "another width": (SPECULATORS | {"target_hidden_size": 64}, None, "target_hidden_size is 64; known: None, 32"),
     "no vocabulary": (SPECULATORS | {"draft_vocab_size": None}, None, "draft_vocab_size is None"),
     "biases of theirs": (SPECULATORS | {"attention_bias": True}, None, "attention_bias is True, which is not"),
     "a selector of less": (_nested(selector_vocab_size=90), None, "selector_vocab_size is 90, which is not supported"),

@@ -107,6 +107,7 @@ def _of_speculators(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """As `_of_zlab`. It counts hidden states, 0 the embeddings, where z-lab counts layers."""
     layer, kind = nested(content, "transformer_layer_config"), content[SPECULATORS_TYPE]
     refuse(layer | content, NOT_HERE)
+    one_of(content.get("target_hidden_size"), "target_hidden_size", [None, layer.get("hidden_size")])
     vocab, states = whole(layer.get("vocab_size"), "vocab_size", 1, 2**31), content.get("aux_hidden_state_layer_ids")
     return layer, {
         "block_size": whole(content.get("block_size", 8), "block_size", 2, 256),
