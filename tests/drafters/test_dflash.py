@@ -29,7 +29,7 @@ from heads_alone import logits_drafted_from
 from published import is_refused_as_a_pickle
 
 from hf_specdec import BatchDecoder, DFlashDrafter, Drafter, HybridDrafter, SpeculationError
-from hf_specdec.drafters.heads.drawn import Drawn
+from hf_specdec.drafters.drawn import Drawn
 from hf_specdec.drafters.heads.dflash import DFlashHead
 
 __all__ = ["drafting_goes_on"]

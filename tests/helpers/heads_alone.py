@@ -8,7 +8,7 @@ import torch
 from head_pairs import HEADS, PAIRS
 from torch import Tensor
 
-from hf_specdec.drafters.heads.drawn import Drawn
+from hf_specdec.drafters.drawn import Drawn
 from hf_specdec.drafters.heads.steps import HeadSteps
 from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft

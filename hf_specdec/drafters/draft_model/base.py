@@ -45,6 +45,10 @@ class ModelDrafter(Drafter):
                 f"draft_model {type(self.draft_model).__name__} drafts over the target's states, and not by itself; "
                 f"use {reader.__name__} or HybridDrafter"
             )
+        if getattr(self.draft_model.config, "spd_type", None) == "pard2":
+            raise SpeculationError(
+                "draft_model is a PARD-2 model, which reads the target's states and is not supported; use one of PARD"
+            )
         if getattr(self.draft_model.config.get_text_config(decoder=True), "vocab_size", None) is None:
             raise SpeculationError(
                 f"draft_model must be a causal language model, got {type(self.draft_model).__name__}, which has no "

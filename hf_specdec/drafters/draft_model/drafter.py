@@ -14,6 +14,7 @@ from ..chains import ChainSession, candidates_of
 from ..rules import Planned, Stepwise
 from ..trees import TreeSession
 from .base import ModelDrafter
+from .masked_draft import MaskedDraft, mask_of
 from .model_draft import ModelDraft, is_blind
 from .translating import Translated
 
@@ -71,7 +72,10 @@ class DraftModelDrafter(ModelDrafter):
             cost: as of `ModelDraft`.
             candidates: likewise.
         """
-        return ModelDraft(context, self.draft, cost, candidates)
+        mask = None if isinstance(self.draft, Translated) else mask_of(self.draft)
+        if mask is None:
+            return ModelDraft(context, self.draft, cost, candidates)
+        return MaskedDraft(context, self.draft, cost, candidates, mask=mask)
 
     def start(self, context: DraftContext) -> DraftSession:
         self.check_prompt(context)

@@ -93,7 +93,17 @@ class ModelOverCache(OverCache):
         if any(good >= length for good, length in zip(self.good, lengths, strict=True)):
             self.roll_back([min(good, length - 1) for good, length in zip(self.good, lengths, strict=True)])
 
+    def places(self, ids: Tensor, lengths: Sequence[int], count: int) -> Tensor:
+        self._leave_one(lengths)
+        logits = self._fed(ids, [length + count - 1 for length in lengths], None, count)
+        self.roll_back(list(lengths))
+        return logits
+
     def feed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None = None) -> Tensor:
+        return self._fed(ids, lengths, last)[:, 0]
+
+    def _fed(self, ids: Tensor, lengths: Sequence[int], last: Tensor | None, count: int = 1) -> Tensor:
+        """As `feed`, the logits [B, count, V] after the last of each row's columns."""
         self.stats.draft_calls += 1
         held = self.held
         missing = [length - n for length, n in zip(lengths, held, strict=True)]
@@ -102,9 +112,9 @@ class ModelOverCache(OverCache):
         with self._decoding():
             logits = self.runner.forward(self._known(tokens), counts=missing if uneven else None).logits
         if not uneven:
-            return logits[:, -1]
-        ends = to_device(missing, logits.device) - 1
-        return logits[torch.arange(len(missing), device=logits.device), ends]
+            return logits[:, -count:]
+        ends = to_device(missing, logits.device)[:, None] + torch.arange(-count, 0, device=logits.device)
+        return logits[torch.arange(len(missing), device=logits.device)[:, None], ends]
 
     @property
     def chains(self) -> bool:  # type: ignore[override]

@@ -16,6 +16,7 @@ from ...target.devices import input_device
 from ...target.recorded import first_runs
 from ...transfer import to_device, waits
 from ...verify.picking import DraftPicker
+from ..drawn import with_room, write_tokens
 from ..steps import Several, Step, Steps, Took
 from .base import columns_for
 from .over_cache import DraftCall, OverCache, Picking
@@ -287,17 +288,3 @@ def is_blind(context: DraftContext, model: "PreTrainedModel | Translated") -> bo
     together."""
     device = input_device(model_of(model))
     return waits(device) or wants_captured(context.forwards, model_of(model))
-
-
-def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:
-    """Put one token [B] into each row of ids [B, capacity]."""
-    if len(set(columns)) == 1:
-        ids[:, columns[0]] = tokens
-    else:
-        ids.scatter_(1, to_device(columns, ids.device)[:, None], tokens[:, None])
-
-
-def with_room(sequences: Sequences, width: int) -> Tensor:
-    """The sequences' ids with columns to write the draft to."""
-    missing = max(sequences.lengths) + width - sequences.ids.shape[1]
-    return sequences.ids if missing <= 0 else torch.nn.functional.pad(sequences.ids, (0, missing))

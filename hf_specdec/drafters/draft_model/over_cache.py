@@ -95,6 +95,11 @@ class OverCache(ABC):
             last: [B] the tokens there, where the cache holds all before them.
         """
 
+    def places(self, ids: Tensor, lengths: Sequence[int], count: int) -> Tensor:
+        """Feed what the cache does not hold of ids, which go on with count - 1 tokens behind `lengths` columns; logits
+        [B, count, V] after the last of these columns and after each of the tokens, which are forgotten."""
+        raise NotImplementedError
+
     chains: bool = False
     """whether `chain` can be asked"""
 

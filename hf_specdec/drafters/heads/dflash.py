@@ -22,8 +22,8 @@ from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import attention_windows
 from ...transfer import moved
+from ..drawn import Draw
 from .drafter import PublishedHeadDrafter
-from .drawn import Draw
 from .head import Head, News
 from .parts import Block, embedded, over_vocabulary
 

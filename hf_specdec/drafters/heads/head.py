@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from ...protocol import DraftContext, Feature
 from ...target.cache import RaggedCache
 from ...transfer import moved
-from .drawn import Draw
+from ..drawn import Draw
 
 StateT = TypeVar("StateT")
 

@@ -24,8 +24,8 @@ from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
 from ...target.masks import attention_windows
 from ...transfer import moved
+from ..drawn import Draw
 from .drafter import HeadDrafter, check_attention
-from .drawn import Draw
 from .head import Head, News
 from .parts import masks_at
 

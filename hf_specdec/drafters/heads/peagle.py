@@ -11,7 +11,7 @@ from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.masks import attention_windows
-from .drawn import Draw
+from ..drawn import Draw
 from .head import Head, News
 from .parts import Block, embedded, masks_at, over_vocabulary
 

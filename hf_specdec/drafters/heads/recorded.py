@@ -11,7 +11,7 @@ from ...target.captured import MOST_AHEAD
 from ...target.captured_cache import CapturedCache
 from ...target.compiled import compiles
 from ...verify.picking import DraftPicker
-from .drawn import Drawn
+from ..drawn import Drawn
 from .head import Head, News
 from .states import States
 

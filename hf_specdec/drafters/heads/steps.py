@@ -13,8 +13,8 @@ from ...protocol import DraftContext, Sequences, Verdict
 from ...target.buffers import NO_MEMORY
 from ...target.captured_cache import CapturedCache
 from ...target.recorded import first_runs
+from ..drawn import Drawn, by_text
 from ..steps import Several, Step, Steps, Took
-from .drawn import Drawn, by_text
 from .head import Head
 from .recorded import Recorded, can_be_recorded
 from .states import States

@@ -14,9 +14,9 @@ from ....clock import now
 from ....target.devices import input_device
 from ....transfer import to_device, to_host
 from ....verify.largest import topk
-from ...draft_model.model_draft import write_tokens
 from ...draft_model.over_cache import DraftCall
 from ...draft_model.translating import model_of, over_cache
+from ...drawn import write_tokens
 from ..token import LIKELY, DraftToken
 from .foresight import likeliest
 from .wire import Fork, Order, RowOrder, Setup

@@ -1,4 +1,4 @@
-"""`Drawn`: what heads draft, place by place."""
+"""`Drawn`: what is drafted at once, place by place."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,8 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...protocol import DraftContext, Sequences
-from ..draft_model.model_draft import with_room, write_tokens
+from ..protocol import DraftContext, Sequences
+from ..transfer import to_device
 
 Pick = Callable[[Tensor, int], tuple[Tensor, ...]]
 """from logits [B, V] at the place i behind the accepted tokens: tokens [B], and the q [B, V] that they were drawn from
@@ -67,3 +67,17 @@ def by_text(context: DraftContext, sequences: Sequences, most: int, candidates: 
         return (drawn,) if q is None else (drawn, q)
 
     return pick
+
+
+def write_tokens(ids: Tensor, tokens: Tensor, columns: list[int]) -> None:
+    """Put one token [B] into each row of ids [B, capacity]."""
+    if len(set(columns)) == 1:
+        ids[:, columns[0]] = tokens
+    else:
+        ids.scatter_(1, to_device(columns, ids.device)[:, None], tokens[:, None])
+
+
+def with_room(sequences: Sequences, width: int) -> Tensor:
+    """The sequences' ids with columns to write the draft to."""
+    missing = max(sequences.lengths) + width - sequences.ids.shape[1]
+    return sequences.ids if missing <= 0 else torch.nn.functional.pad(sequences.ids, (0, missing))
