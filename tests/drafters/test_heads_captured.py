@@ -28,7 +28,7 @@ pytestmark = pytest.mark.real_time  # the other clocks are moved by a model's fo
 __all__ = ["drafting_goes_on"]
 CAPTURED = {"forwards": "captured"}
 FEW = ["GLM-4-MoE, 3", "DFlash, mixed", "EAGLE-3, SafeAILab"]
-WITH_PUBLISHED = [*FEW, "published DFlash, windows, causal"]
+WITH_PUBLISHED = [*FEW, "published DFlash, windows, causal", "published DFlash, XPress", "EAGLE-3, P-EAGLE"]
 
 
 @pytest.fixture(autouse=True)
