@@ -34,8 +34,8 @@ from ..target.ranks import ranks_of
 from ..version import __version__
 from .every_width import EveryWidth
 
-READ = 32
-"""of the prompt's last columns, behind which is measured"""
+READ = 128
+"""tokens of a prompt, in any order, behind which is measured: nothing is copied from them"""
 WIDTHS = (1, 8, 32, 2, 16, 4)
 """tokens per row of the forwards that are measured, the most telling first"""
 MOST = 256
@@ -168,13 +168,16 @@ def _decode(call: Call, drafter: Drafter, enough: Callable[[int, bool], bool]) -
         enough: whether it may end after so many tokens, and whether it has taken long.
     """
     target, device, wanted = call.target, input_device(call.target), call.config
-    most = min(max(call.most_columns, READ + MOST), READ + MOST_AHEAD, position_limit(target))
+    limit = position_limit(target)
+    most, read = min(max(call.most_columns, READ + MOST), READ + MOST_AHEAD, limit), min(READ, limit // 2)
+    chosen = torch.randint(call.input_ids.shape[1], (read,), generator=torch.Generator().manual_seed(0))
+    ids = call.input_ids.to(device)[:, chosen.to(device)]
     ends = {"max_length": most, "eos_token_id": NEVER, "pad_token_id": call.pad_token_id}
     draws = {name: getattr(wanted, name) for name in ("temperature", "top_k", "top_p") if wanted.do_sample}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         target.generate(
-            call.input_ids[:, -READ:].to(device),
-            attention_mask=call.prompt_mask[:, -READ:].to(device),
+            ids,
+            attention_mask=torch.ones_like(ids),
             generation_config=GenerationConfig(do_sample=wanted.do_sample, **ends, **draws),
             assistant_model=drafter,
             speculation=asdict(call.rules) | {"adapt": True},

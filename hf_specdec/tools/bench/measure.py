@@ -101,13 +101,15 @@ class Bench:
         return found
 
     def warm_up(self, unit: Unit, methods: Iterable[Method]) -> None:
-        """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
+        """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured. Nor is the
+        peak of memory, before which glibc's heap is trimmed: drafters would be priced by forwards that fill it anew."""
         inputs = self.tokenize(replace(unit, prompts=[Prompt((WARM_UP_TEXT,))] * len(unit.prompts)))
         if inputs is None:
             return
         for method in methods:
             if unit.batch_size == 1 or not method.single_row:
-                self.generate(method, unit, inputs, max_new_tokens=min(16, self.settings.max_new_tokens))
+                options = self.options(unit) | {"max_new_tokens": min(16, self.settings.max_new_tokens)}
+                decode(self.target, method, inputs, **options)
 
     def tokenize(self, unit: Unit) -> dict[str, Tensor] | None:
         """Ids and mask; None, with a warning, where they do not fit into the target's context."""
@@ -133,14 +135,10 @@ class Bench:
             options["pad_token_id"] = self.tokenizer.pad_token_id
         return options
 
-    def generate(self, method: Method, unit: Unit, inputs: dict[str, Tensor], **options: Any) -> Generation:
-        """One call of a method. Every repetition has the same seed.
-
-        Args:
-            options: of `generate`, instead of the unit's.
-        """
+    def generate(self, method: Method, unit: Unit, inputs: dict[str, Tensor]) -> Generation:
+        """One call of a method. Every repetition has the same seed."""
         reset_peak_memory(self.device)
-        made = decode(self.target, method, inputs, self.settings.seed + unit.index, **self.options(unit) | options)
+        made = decode(self.target, method, inputs, self.settings.seed + unit.index, **self.options(unit))
         made.peak_memory_bytes = peak_memory_bytes(self.device)
         return made
 
