@@ -162,7 +162,12 @@ def test_the_folder_says_what_was_printed(engine: str, spec: str, tmp_path: Path
 # ------------------------------------------------------------------ EAGLE-3 heads
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_head_that_no_other_format_holds_is_not_written() -> None:
+    with pytest.raises(SpeculationError, match="holds a P-EAGLE head, which is not exported"):
+        vllm(str(folder_of("P-EAGLE")))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind != "P-EAGLE"])
 def test_a_head_is_written_in_the_format_of_both_engines(kind: str, tmp_path: Path) -> None:
     """From a published folder, and from a drafter's."""
     target, drafter = eagle(kind)
