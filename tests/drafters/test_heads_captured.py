@@ -20,7 +20,7 @@ from hf_specdec.drafters.heads import recorded
 from hf_specdec.drafters.heads.recorded import Recorded
 from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft
-from hf_specdec.target import buffers
+from hf_specdec.target import buffers, captured
 from hf_specdec.target import shelf as shelves
 from hf_specdec.target.shelf import shelf_of
 
@@ -139,8 +139,10 @@ def test_a_row_near_its_end_shortens_no_other(pair: str, monkeypatch: pytest.Mon
     assert not any("dropped" in note for note in drafter.last_stats.notes), drafter.last_stats.notes
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("pair", WITH_PUBLISHED)
-def test_after_a_warm_up_nothing_is_recorded(pair: str) -> None:
+def test_after_a_warm_up_nothing_is_recorded(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "CHUNKS", captured.CHUNKS[:1])  # of the prompt's widths
     target, drafter = PAIRS[pair]()
     call = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 0, "speculation": CAPTURED}
     with traced():

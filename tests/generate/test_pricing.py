@@ -1,6 +1,7 @@
 """Calls that weigh drafts go by what was measured when a machine first met target and drafter: the same call drafts the
 same, whatever the clock says meanwhile."""
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.measured
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setattr(pricing, "_faults", lambda: 0)  # what the system gives a test says nothing
     return tmp_path / "hf_specdec" / "prices"
 
 
@@ -130,6 +132,13 @@ def test_where_it_cannot_be_measured_or_kept_a_call_goes_on(folder: Path, monkey
 
     monkeypatch.setattr(pricing, "_decode", fails)
     assert torch.equal(decode(model, DRAFTERS["hybrid"](draft), [9]), plain)
+
+
+def test_forwards_that_are_given_their_memory_anew_price_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, drafter, pages = models.llama(), DRAFTERS["hybrid"](models.llama(seed=1)), itertools.count(step=1 << 20)
+    monkeypatch.setattr(pricing, "_faults", lambda: next(pages))
+    assert torch.equal(decode(model, drafter, [9]), decode(model, None, [9]))
+    assert list(pricing._known.values()) == [None] and not folder.exists()
 
 
 def test_a_drafter_that_does_not_weigh_is_paused_where_it_loses() -> None:

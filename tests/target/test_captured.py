@@ -117,7 +117,8 @@ def test_a_warm_up_records_prompts_of_all_lengths(drafter: PromptLookupDrafter |
 
 
 @pytest.mark.parametrize("make", [lambda draft: PromptLookupDrafter(), DRAFTERS["fixed"]])
-def test_after_a_warm_up_nothing_is_recorded(make: Callable[[Any], Any]) -> None:
+def test_after_a_warm_up_nothing_is_recorded(make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "CHUNKS", captured.CHUNKS[:1])  # of the prompt's widths
     model, drafter = models.llama(), make(models.llama(seed=1))
     plain = decode(model, None, [9], max_new_tokens=100)
     call = {"max_new_tokens": 100, "do_sample": False, "speculation": CAPTURED}
