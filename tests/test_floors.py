@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "hf_specdec"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
-    {"errors", "version", "clock", "transfer"},
+    {"errors", "version", "clock", "transfer", "files"},
     {"options"},
     {"theory", "config", "picker"},
     {"budget"},

@@ -1,6 +1,7 @@
 """`Prices`: what a machine takes for a target's forwards and a drafter's steps, measured once. Calls that go by them
 draft the same whatever else the machine does meanwhile."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ class Prices:
         """As they were observed; None where they say too little. A disturbance only makes a forward slower."""
         forwards, between = cost.figures(rows)
         is_begun = draft is not None and draft.step is None and draft.of(1) > 0
-        if len(forwards) < 2 or 1 not in forwards or not between or is_begun:
+        if is_begun or not _say_enough(forwards, between):
             return None
         steps = None if draft is None or draft.least is None else (draft.least, draft.opening, draft.reading)
         agreed = forwards[1].agrees and all(times.agrees for times in forwards.values() if len(times.last) > 2)
@@ -54,6 +55,11 @@ class Prices:
         forwards = {int(width): float(seconds) for width, seconds in content["forwards"]}
         between = {bool(kind): float(seconds) for kind, seconds in content["between"]}
         draft, rounds = (None if content[n] is None else tuple(map(float, content[n])) for n in ("draft", "rounds"))
-        if len(forwards) < 2 or 1 not in forwards or not between:
+        if not _say_enough(forwards, between):
             raise ValueError("there are too few figures")
         return cls(int(content["rows"]), forwards, between, draft, rounds)  # type: ignore[arg-type]
+
+
+def _say_enough(forwards: Collection[int], between: Collection[bool]) -> bool:
+    """Whether figures of these widths, a single token's among them, and of rounds beside them make a line."""
+    return len(forwards) > 1 and 1 in forwards and len(between) > 0

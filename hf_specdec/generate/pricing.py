@@ -2,22 +2,20 @@
 drafter, in short calls that nobody sees, and keeps it in a file: the same call drafts the same in a new process, with a
 drafter that was used before, and on a busy machine."""
 
-import hashlib
 import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import constants
-from torch import Tensor, nn
+from torch import nn
 from transformers import GenerationConfig
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import StoppingCriteriaList
 
 from ..budget import Cost, Prices
 from ..clock import real
@@ -26,13 +24,14 @@ from ..engine.call import Call
 from ..engine.generation import costs_of
 from ..engine.guard import GuardedDrafter
 from ..engine.paying import record_of
+from ..files import digest, kept_in, write_whole
 from ..target.attention import attention_of
 from ..target.captured import MOST_AHEAD
 from ..target.devices import input_device
 from ..target.inputs import position_limit
 from ..target.ranks import ranks_of
 from ..version import __version__
-from .every_width import EveryWidth
+from .hidden_calls import EveryWidth, Until
 
 READ = 128
 """tokens of a prompt, in any order, behind which is measured: nothing is copied from them"""
@@ -100,10 +99,10 @@ def hinders(call: Call, drafter: Drafter) -> bool:
 def _prices(call: Call, drafter: Drafter, captured: bool, observed: Cost) -> Prices | None:
     """As they are known, or else measured; None where they cannot be."""
     about = [_machine(call.target), _parts(call.target), _parts(drafter), call.rules.forwards, captured, call.draws]
-    name = hashlib.sha256(json.dumps([*about, len(call.input_ids)]).encode()).hexdigest()[:32]
+    name = digest([*about, len(call.input_ids)])[:32]
     if name in _known:
         return _known[name]
-    file = Path(constants.HF_HOME) / "hf_specdec" / "prices" / f"{name}.json"
+    file = kept_in("prices") / f"{name}.json"
     found: Prices | None
     try:
         found = Prices.from_json(json.loads(file.read_text()))
@@ -111,20 +110,11 @@ def _prices(call: Call, drafter: Drafter, captured: bool, observed: Cost) -> Pri
         _known[name] = None  # where it raises it is not tried again
         found = _measured(call, drafter, observed)
         if found is not None and found.agreed:
-            _write(file, found)
+            with suppress(OSError):  # where nothing can be written the next process measures
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(file, json.dumps(found.as_json()))
     _known[name] = found
     return found
-
-
-def _write(file: Path, prices: Prices) -> None:
-    """Whoever is first writes it; nobody reads a half. Where nothing can be written the next process measures."""
-    beside = file.with_suffix(f".{os.getpid()}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps(prices.as_json()))
-        beside.replace(file)
-    except OSError:
-        return
 
 
 def _machine(target: Any) -> list[Any]:
@@ -178,13 +168,13 @@ def _faults() -> int:
     return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def _decode(call: Call, drafter: Drafter, enough: Callable[[int, bool], bool]) -> None:
-    """A call behind the last columns of the prompt that leaves no trace in the user's random numbers.
+def _decode(call: Call, drafter: Drafter, told: Callable[[int, bool], bool]) -> None:
+    """A call behind tokens of the prompt that leaves no trace in the user's random numbers.
 
     Args:
-        enough: whether it may end after so many tokens, and whether it has taken long.
+        told: whether it may end after so many tokens, and whether it has taken long.
     """
-    target, device, wanted = call.target, input_device(call.target), call.config
+    target, device, wanted, began = call.target, input_device(call.target), call.config, real()
     limit = position_limit(target)
     most, read = min(max(call.most_columns, READ + MOST), READ + MOST_AHEAD, limit), min(READ, limit // 2)
     chosen = torch.randint(call.input_ids.shape[1], (read,), generator=torch.Generator().manual_seed(0))
@@ -198,15 +188,5 @@ def _decode(call: Call, drafter: Drafter, enough: Callable[[int, bool], bool]) -
             generation_config=GenerationConfig(do_sample=wanted.do_sample, **ends, **draws),
             assistant_model=drafter,
             speculation=asdict(call.rules) | {"adapt": True},
-            stopping_criteria=StoppingCriteriaList([_Enough(enough)]),
+            stopping_criteria=StoppingCriteriaList([Until(lambda tokens: told(tokens, real() - began > SECONDS))]),
         )
-
-
-class _Enough(StoppingCriteria):
-    def __init__(self, enough: Callable[[int, bool], bool]) -> None:
-        self.enough, self.began, self.tokens = enough, real(), 0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
-        self.tokens += 1
-        over = self.enough(self.tokens, real() - self.began > SECONDS)
-        return torch.full((len(input_ids),), over, device=input_ids.device)

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation import StoppingCriteriaList
 
 from ..drafters.base import Drafter
 from ..drafters.draft_model import Translated
@@ -13,7 +12,7 @@ from ..errors import SpeculationError
 from ..target.buffers import WIDTHS
 from ..target.devices import input_device
 from ..target.recorded import at_once, recorded_since, recordings
-from .every_width import EveryWidth
+from .hidden_calls import EveryWidth, Until
 from .settings import owner_of_draft
 
 NOTHING = "nothing was recorded: only a GPU records forwards, in calls whose forwards are captured"
@@ -49,7 +48,7 @@ def warm_up(model: Any, drafter: Drafter | None = None, **call: Any) -> str:
     before, every = len(recordings), EveryWidth(drafter)
 
     def run(target: Any, one: Drafter, tokens: int, **instead: Any) -> None:
-        ends = StoppingCriteriaList([*criteria, _After(tokens)])
+        ends = StoppingCriteriaList([*criteria, Until(lambda said: said >= tokens)])
         target.generate(**call | instead, assistant_model=one, stopping_criteria=ends)
 
     with tqdm(desc="recording forwards", unit=" shapes", leave=False) as bar, at_once(bar.update):
@@ -76,15 +75,3 @@ def _readable(draft: Any, call: dict[str, Any]) -> dict[str, Any]:
     device, vocab = input_device(draft), draft.config.get_text_config(decoder=True).vocab_size
     moved = {name: value.to(device) for name, value in call.items() if isinstance(value, Tensor)}
     return {n: v.clamp(max=vocab - 1) if n in ("input_ids", "inputs") else v for n, v in moved.items()}
-
-
-class _After(StoppingCriteria):
-    """Stops after so many new tokens; later calls, and buffers, are as long as the call says."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens, self.columns = tokens, 0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
-        self.columns = self.columns or input_ids.shape[1] - 1
-        over = input_ids.shape[1] >= self.columns + self.tokens
-        return torch.full((len(input_ids),), over, device=input_ids.device)

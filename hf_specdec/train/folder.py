@@ -1,8 +1,6 @@
 """The folder that a training writes to. It holds one training only; an interrupted one goes on there."""
 
-import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpeculationError
-
-
-def digest(content: Any) -> str:
-    """A hash of JSON values, to tell contents apart."""
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file at once: a reader finds either all of the new text or what was there before."""
-    unfinished = path.with_name(path.name + ".part")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+from ..files import write_whole
 
 
 def hold_to(path: Path, manifest: dict[str, Any]) -> None:

@@ -22,11 +22,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..drafters.disco.drafter import fingerprint
 from ..errors import SpeculationError
+from ..files import digest, write_whole
 from ..target.devices import dtype_name, input_device
 from ..tools.loading.models import Pair
 from ..tools.loading.outputs import writable_folder
 from ..tools.showing import quiet
-from .folder import digest, hold_to, interruptible, write_whole
+from .folder import hold_to, interruptible
 from .lessons import Lessons, collate, read_lessons
 from .own_text import OwnTextSettings, given_texts, halves, own_texts, try_it
 from .writing import Text

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from ..errors import SpeculationError
-from .folder import digest, write_whole
+from ..files import digest, write_whole
 from .writing import Text
 
 Read = Callable[[Tensor], Tensor]

@@ -18,13 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters import Drafter
 from ..errors import SpeculationError
+from ..files import write_whole
 from ..protocol import Draft, DraftContext, Sequences
 from ..session import DraftSession
 from ..target.devices import input_device
 from ..tools.instruments.ends import until_end
 from ..tools.loading.chat import ask, batch
 from ..tools.loading.sampling import sampling_at
-from .folder import write_whole
 
 PLACE = "\u241f"
 """Stands for a message's text in a chat template; no template contains this character."""

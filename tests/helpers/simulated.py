@@ -170,7 +170,7 @@ class Device(Launches):
             patch.setitem(recorded.RECORDERS, "cpu", lambda device: Recorder(self))
             patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
             patch.setattr(pricing, "_known", self.prices)  # no real device goes by what this one takes
-            patch.setattr(pricing, "_write", lambda *_: None)
+            patch.setattr(pricing, "write_whole", lambda *_: None)
             stack.enter_context(clock.use(lambda: self.host))
             for ours, instead in (
                 (clock.mark, lambda device: Moment(self.host, Event(self.there))),

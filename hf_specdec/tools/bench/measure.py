@@ -101,8 +101,7 @@ class Bench:
         return found
 
     def warm_up(self, unit: Unit, methods: Iterable[Method]) -> None:
-        """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured. Nor is the
-        peak of memory, before which glibc's heap is trimmed: drafters would be priced by forwards that fill it anew."""
+        """Each method once, on text of no importance: no first call of a kernel or of a drafter is measured."""
         inputs = self.tokenize(replace(unit, prompts=[Prompt((WARM_UP_TEXT,))] * len(unit.prompts)))
         if inputs is None:
             return

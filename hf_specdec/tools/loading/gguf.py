@@ -6,11 +6,11 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import cached_file
 
 from ...errors import SpeculationError
+from ...files import kept_in
 from ...target.devices import DTYPES
 from ..showing import quiet
 
@@ -51,7 +51,7 @@ def converted(file: Path, dtype: str) -> Path:
         identity = _content(file, facts.st_size, facts.st_ctime_ns)
     except OSError as error:
         raise SpeculationError(f"cannot read {file}: {error.strerror or error}") from error
-    kept = Path(constants.HF_HOME) / "hf_specdec" / "gguf" / f"{identity}-{dtype}"
+    kept = kept_in("gguf") / f"{identity}-{dtype}"
     if kept.is_dir():
         return kept
     print(

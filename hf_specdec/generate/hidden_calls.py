@@ -1,7 +1,12 @@
-"""`EveryWidth`: drafts of one width after the other, which nobody expects to be right."""
+"""Calls that nobody sees, made to record or to measure: what drafts in them, and when they end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation import StoppingCriteria
 
 from ..drafters.base import Drafter
 from ..protocol import Draft, DraftContext, Feature, Sequences
@@ -10,7 +15,7 @@ from ..target.buffers import WIDTHS
 
 
 class EveryWidth(Drafter):
-    """Its drafts have one width after the other, as chains and as trees."""
+    """Its drafts have one width after the other, as chains and as trees. Nobody expects them to be right."""
 
     proposes_trees = True
 
@@ -50,3 +55,14 @@ class _Widths(DraftSession):
         tokens, above = [1] * (width - 1), -1 if tree and self.context.trees else None
         rows = [(tokens, [above] * len(tokens) if above is not None else list(range(-1, width - 2))) for _ in room]
         return Draft.from_trees(rows)
+
+
+class Until(StoppingCriteria):
+    """Ends a call after so many new tokens as are enough; buffers are as long as the call's own end says."""
+
+    def __init__(self, enough: Callable[[int], bool]) -> None:
+        self.enough, self.tokens = enough, 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
+        self.tokens += 1
+        return torch.full((len(input_ids),), self.enough(self.tokens), device=input_ids.device)
