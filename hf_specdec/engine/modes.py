@@ -7,7 +7,7 @@ from transformers.cache_utils import StaticLayer
 
 from ..errors import warn
 from ..target.cache import is_adoptable
-from ..target.capturable import hindered, wants_captured, why_not_captured
+from ..target.capturable import hindered, sums_by_distance, wants_captured, why_not_captured
 from ..target.captured import CapturedRunner
 from ..target.compiled import compiles
 from ..target.inputs import CACHE, cached_columns, own_cache, ropes, takes_ragged_inputs
@@ -116,8 +116,8 @@ def _mode(call: Call, drafter: GuardedDrafter) -> Mode:
             why = why or "what the drafter adds to them changes their shape"
         if bitwise and compiles(call.target):
             why = why or f"{name} is compiled, for each shape in another way"
-        if not why:  # a tree's tokens lie, and are summed, in another order than a text's
-            return Mode(ragged, trees and not bitwise, CapturedRunner)
+        if not why:  # a tree's tokens lie in another order than a text's, and are not always summed in its order
+            return Mode(ragged, trees and (not bitwise or sums_by_distance(call.target)), CapturedRunner)
         note = f"forwards are not captured: {why}"
         if bitwise:
             raise PlainDecodingNeeded(call, note)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..protocol import DraftContext, Forward, Runner
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
+from ..target.capturable import sums_by_distance
 from ..target.captured import CapturedRunner
 from ..target.lockstep import LockstepRunner
 from ..target.probe import ability, runner_agrees
@@ -42,6 +43,7 @@ def target_runner(call: Call, drafting: Drafting, mode: Mode) -> Runner:
     engines = mode.runner(call.target, call.model_kwargs, call.input_ids, call.new_columns)
     if isinstance(engines, CapturedRunner):
         engines.bitwise = call.rules.forwards == "bitwise"
+        engines.sums_by_distance = engines.bitwise and sums_by_distance(call.target)
         engines.expect(call.most_columns)
     runner: Runner = StaggeredRunner(engines) if isinstance(engines, LockstepRunner) and mode.staggered else engines
     runner.features = session.traits.features

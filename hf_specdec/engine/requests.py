@@ -18,7 +18,7 @@ from ..protocol import Forward
 from ..schedule import AnyDrafter
 from ..stats import SpeculationStats
 from ..target.bitwise_joining import BitwiseJoiningRunner
-from ..target.capturable import wants_captured, why_not_captured
+from ..target.capturable import sums_by_distance, wants_captured, why_not_captured
 from ..target.captured_joining import joining_runner
 from ..target.devices import input_device
 from ..target.fingerprint import fingerprint
@@ -91,7 +91,7 @@ class Requests(Engine):
                 f"{why}; use model.generate"
             )
         self.bitwise = forwards == "bitwise"
-        mode = MODE._replace(trees=not self.bitwise)  # whose tokens lie, and are summed, in another order than a text's
+        mode = MODE._replace(trees=not self.bitwise or sums_by_distance(model))
         cost, stats = _costs.of(model, (most_rows, self.bitwise)), SpeculationStats(mode="joined")
         super().__init__(model, vocab, Rows(input_device(model)), mode, RaggedRequests(), cost, stats)
         self.drafter, self.most_rows, self.most_tokens, self.forwards = drafter, most_rows, most_tokens, forwards

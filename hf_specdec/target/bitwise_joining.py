@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from ..errors import SpeculationError
 from .buffers import FEWEST, WIDEST, power_of_two, slots_for
 from .cache import RaggedCache
-from .capturable import why_not_captured
+from .capturable import sums_by_distance, why_not_captured
 from .captured import alike
 from .captured_cache import CapturedCache
 from .captured_joining import CapturedJoiningRunner
@@ -49,7 +49,11 @@ class BitwiseJoiningRunner(CapturedJoiningRunner):
             SpeculationError: the model's forwards cannot be alike.
         """
         self._check()
-        return alike(self.model, self.shares, self.columns)
+        return alike(self.model, self.shares, self.columns, self.sums_by_distance)
+
+    @cached_property
+    def sums_by_distance(self) -> bool:  # type: ignore[override]
+        return sums_by_distance(self.model)
 
     def _check(self) -> None:
         if why := _why_not(self.model):

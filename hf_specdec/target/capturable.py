@@ -9,6 +9,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from ..errors import shown
+from . import near
 from .captured import CapturedRunner
 from .captured_cache import CapturedCache
 from .compiled import compiles, uncompiled
@@ -28,6 +29,7 @@ BY_ITSELF: tuple[str, ...] = ("cuda",)
 """kinds of devices on which forwards are captured unless something else is asked for"""
 
 _refused: Remembered[str] = Remembered()
+_by_distance: Remembered[bool] = Remembered()
 
 
 def wants_captured(forwards: str, model: "PreTrainedModel") -> bool:
@@ -86,11 +88,29 @@ def _fails(model: "PreTrainedModel") -> str:
     return ""
 
 
+def sums_by_distance(model: "PreTrainedModel") -> bool:
+    """Whether a model's attention is to sum in one order wherever in a tree a token stands; that it can is tried."""
+
+    def tried() -> bool:
+        try:
+            return not why_not_over(model, _ByDistance)
+        except Exception:  # it attends by a function of its own, for which masks have another shape
+            return False
+        finally:
+            shelf_of(model).let_go()  # of the trial's
+
+    return input_device(model).type in near.GATHERS and _by_distance.of(model, tried)
+
+
 class _Unrecorded(CapturedRunner):
     """For a trial, whose buffers nobody sees again."""
 
     def _run(self, key: Hashable, step: Callable[[], T], rows: int, width: int, times: int = 1) -> T:
         return step()
+
+
+class _ByDistance(_Unrecorded):
+    sums_by_distance = True
 
 
 def _try_fake(model: "PreTrainedModel") -> None:

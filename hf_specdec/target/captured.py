@@ -296,7 +296,7 @@ class CapturedRunner(Captured):
     def _taken_over(self) -> RaggedCache:
         rows, columns = power_of_two(len(self.rows)), max(self.columns, self.most_slots)
         if self.bitwise:
-            self.pads_to = alike(self.model, rows, columns)  # whose buffers are free then
+            self.pads_to = alike(self.model, rows, columns, self.sums_by_distance)  # whose buffers are free then
         try:
             cache = CapturedCache(self.stock, [self.model], rows, columns)
             cache.whole = self.bitwise
@@ -320,13 +320,16 @@ class CapturedRunner(Captured):
             self.cache.move(needed, max(self.cache.lengths))
 
 
-def alike(model: "PreTrainedModel", rows: int, columns: int) -> tuple[int, ...]:
+def alike(model: "PreTrainedModel", rows: int, columns: int, trees: bool) -> tuple[int, ...]:
     """Widths of forwards over buffers of such a shape that round alike. They are tried once.
+
+    Args:
+        trees: whether all sums are by distance, and trees are tried as well.
 
     Raises:
         SpeculationError: there are none, or the model has too few positions to try.
     """
-    found = _alike.of(model, lambda: _tried(model, rows, columns), (rows, slots_for(columns)))
+    found = _alike.of(model, lambda: _tried(model, rows, columns, trees), (rows, slots_for(columns), trees))
     if not found:
         raise SpeculationError(
             "forwards='bitwise' is not possible here: a token's logits depend on where it stands among those that "
@@ -335,7 +338,7 @@ def alike(model: "PreTrainedModel", rows: int, columns: int) -> tuple[int, ...]:
     return found
 
 
-def _tried(model: "PreTrainedModel", rows: int, columns: int) -> tuple[int, ...]:
+def _tried(model: "PreTrainedModel", rows: int, columns: int, trees: bool) -> tuple[int, ...]:
     """The same, with texts behind a token that all rows begin with."""
     if (limit := position_limit(model)) < 1 + TEXT + max(TRIED):
         raise SpeculationError(
@@ -343,16 +346,27 @@ def _tried(model: "PreTrainedModel", rows: int, columns: int) -> tuple[int, ...]
             f"{limit}; use other forwards"
         )
     ids = torch.zeros(rows, 1, dtype=torch.long, device=input_device(model))
+    vocab = model.config.get_text_config(decoder=True).vocab_size
 
     def feed(tokens: Tensor, place: int, width: int) -> Tensor:
         runner.cache.set_lengths([1 + place] * rows)
         runner.pads_to = [width]
         return runner.answer(tokens, None).logits
 
+    def branch(tokens: Tensor, place: int, width: int) -> Tensor:
+        """Each token stands before another one, which leads nowhere."""
+        runner.cache.set_lengths([1 + place] * rows)
+        runner.pads_to = [width]
+        path = list(range(0, 2 * tokens.shape[1], 2))
+        parents = [parent for place in path for parent in (place - 2, place - 2)]
+        fed = torch.stack([tokens, (tokens + 1) % vocab], 2).flatten(1)
+        logits = runner.answer(fed, [[max(parent, -1) for parent in parents]] * rows).logits[:, path]
+        runner.cache.keep([path] * rows)
+        return logits
+
     with torch.no_grad(), as_when_decoding(model):
         runner = CapturedRunner(model, {CACHE: read_at_once(model, ids)}, ids)
-        runner.most_slots = columns
+        runner.most_slots, runner.sums_by_distance = columns, trees
         runner.adopt()
         runner.cache.whole = True
-        vocab = model.config.get_text_config(decoder=True).vocab_size
-        return widths_alike(feed, rows, vocab, runner.cache.device)
+        return widths_alike(feed, rows, vocab, runner.cache.device, branch if trees else None)

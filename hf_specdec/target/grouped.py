@@ -5,6 +5,7 @@ that a forward over uneven rows moves several times what a plain step does. Here
 each other as if they were further tokens of one head: what is computed is the same, and nothing is copied. On a CPU a
 single token without a mask goes this way, too, as the kernel is slow for one; and where rows are of very different
 lengths, each looks at its own slots, rather than all at as many as the longest has. On a GPU long texts are split.
+Where all is to round alike, keys are gathered (`near`).
 Only this package's own forwards go this way; any other call of the model is left as it was.
 """
 
@@ -13,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import is_stock
 from .compiled import compiles
+from .near import Parts, attend_near
 from .splits import attend_in_splits, split_mask, splits_for
 
 NAME = "sdpa"
@@ -30,6 +32,7 @@ SPECIAL = frozenset(("position_bias", "softcap", "s_aux", "cache", "output_atten
 A_CALL = 400
 """slots of a row that take as long to look at as one more call of the kernel takes"""
 
+T = TypeVar("T")
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 
@@ -37,10 +40,13 @@ class _Here(threading.local):
     """Of this thread."""
 
     depth = 0
-    masks: tuple[Tensor, tuple[int, ...], Tensor] | None = None
+    masks: tuple[Tensor, Any, Any] | None = None
     """the mask that was met last, for what, and what it is then: all layers share it"""
     ends: Sequence[int] = ()
     """[B] slots behind which a row sees nothing; empty where nobody says"""
+    near: Tensor | None = None
+    """[B, T, NEAR] slots of each token's last keys, if they are to be gathered: what masks say of these follows behind
+    all slots"""
 
 
 _here = _Here()
@@ -61,21 +67,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_alone)
 
 
-def attending(model: Any, ends: Sequence[int] = ()) -> AbstractContextManager[None]:
+def attending(model: Any, ends: Sequence[int] = (), near: Tensor | None = None) -> AbstractContextManager[None]:
     """`grouped_attention` for a forward of this model. One that is compiled would be compiled anew in each block."""
-    return nullcontext() if compiles(model) else grouped_attention(ends)
+    return nullcontext() if compiles(model) else grouped_attention(ends, near)
 
 
 @contextmanager
-def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
+def grouped_attention(ends: Sequence[int] = (), near: Tensor | None = None) -> Iterator[None]:
     """Forwards of this thread within the block copy no keys and values, if they attend by transformers' own function:
     what somebody has put in its place is called as it is.
 
     Args:
         ends: [B] slots behind which each row sees nothing; empty where it may see all.
+        near: as `near_slots` gives it, where keys are to be gathered.
     """
     global _open
-    before, _here.ends = _here.ends, ends
+    before = _here.ends, _here.near
+    _here.ends, _here.near = ends, near
     functions = _registered()
     with _lock:
         _open += 1
@@ -86,7 +94,7 @@ def grouped_attention(ends: Sequence[int] = ()) -> Iterator[None]:
         yield
     finally:
         _here.depth -= 1
-        _here.masks, _here.ends = None, before
+        _here.masks, (_here.ends, _here.near) = None, before
         with _lock:
             _open -= 1
             _put_back(functions)
@@ -120,17 +128,21 @@ def _grouped(stock: Attention) -> Attention:
         groupable = attention_mask.shape[1] == 1 if attention_mask is not None else width == 1 and _is_slow_alone(key)
         if not _here.depth or special or not groupable:
             return stock(module, query, key, value, attention_mask, **options)
-        together, scale = query.reshape(rows, -1, groups * width, size), options.get("scaling")
-        splits = 1 if attention_mask is None else splits_for(together, key, value, attention_mask)
-        if groups == splits == 1:
+        together, scale, near = query.reshape(rows, -1, groups * width, size), options.get("scaling"), _here.near
+        slots = None if near is None else key.shape[2]  # what masks say of near keys follows behind
+        splits = 1 if attention_mask is None else splits_for(together, key, value, attention_mask[..., :slots])
+        if groups == splits == 1 and near is None:
             return stock(module, query, key, value, attention_mask, **options)
         if attention_mask is None:
             seen = scaled_dot_product_attention(together, key, value, scale=scale)
+        elif near is not None:
+            parts = _once(attention_mask, Parts.of, groups, *key.shape[1:3], splits, slots=near)
+            seen = attend_near(query, key, value, parts, scale)
         elif splits > 1:
-            mask = _for_all(attention_mask, groups, *key.shape[:2], splits)
+            mask = _once(attention_mask, _in_splits, groups, *key.shape[:2], splits)
             seen = attend_in_splits(together, key, value, mask, scale)
         else:
-            mask = _for_all(attention_mask, groups)
+            mask = _once(attention_mask, _for_all, groups)
             looks = [
                 scaled_dot_product_attention(
                     together[row], key[row, :, :end], value[row, :, :end], attn_mask=mask[row, :, :, :end], scale=scale
@@ -138,7 +150,7 @@ def _grouped(stock: Attention) -> Attention:
                 for row, end in _looks(key)
             ]
             seen = looks[0] if len(looks) == 1 else torch.cat(looks)
-        by_token = seen.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4)
+        by_token = (seen.unflatten(2, (groups, width)) if near is None else seen.transpose(2, 3)).permute(0, 3, 1, 2, 4)
         by_token = by_token.to(query.dtype, memory_format=torch.contiguous_format)  # one copy, if it has another dtype
         return by_token.reshape(rows, width, heads, -1).contiguous(), None
 
@@ -165,9 +177,18 @@ def _looks(key: Tensor) -> list[tuple[slice, int]]:
     return [(slice(row, row + 1), end) for row, end in enumerate(ends)]
 
 
-def _for_all(mask: Tensor, groups: int, *split: int) -> Tensor:
-    """[B, 1, groups · T, S]; or split, by rows, heads of keys and the number of splits."""
-    if _here.masks is None or _here.masks[0] is not mask or _here.masks[1] != (groups, *split):
-        grouped = mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
-        _here.masks = mask, (groups, *split), split_mask(grouped, *split) if split else grouped
-    return _here.masks[2]
+def _once(mask: Tensor, make: Callable[..., T], *sizes: int, **beside: Tensor) -> T:
+    """What a mask, and what comes with it, is made into, once for all layers."""
+    if _here.masks is None or _here.masks[0] is not mask or _here.masks[1] != (make, sizes):
+        _here.masks = mask, (make, sizes), make(mask, *sizes, **beside)
+    return _here.masks[2]  # type: ignore[no-any-return]
+
+
+def _for_all(mask: Tensor, groups: int) -> Tensor:
+    """[B, 1, groups · T, S]."""
+    return mask.expand(-1, groups, -1, -1).flatten(1, 2)[:, None]
+
+
+def _in_splits(mask: Tensor, groups: int, *split: int) -> Tensor:
+    """Split, by rows, heads of keys and the number of splits."""
+    return split_mask(_for_all(mask, groups), *split)

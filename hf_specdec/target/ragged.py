@@ -19,6 +19,7 @@ from .grouped import attending
 from .inputs import CACHE, position_limit
 from .lockstep import answered, prefill
 from .masks import allowed_slots, as_bias, attention_windows, tree_shape
+from .near import near_slots, with_near
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +48,8 @@ class RaggedRunner:
     padded = False
     """whether there are columns that a row must not see, or may be"""
     widths: Sequence[int] = ()
+    sums_by_distance = False
+    """whether attention sums in one order wherever in a chain or a tree a token stands (`near`)"""
 
     def __init__(
         self, model: "PreTrainedModel", model_kwargs: dict[str, Any], ids: Tensor, new_columns: int | None = None
@@ -155,10 +158,11 @@ class RaggedRunner:
         self.cache.reserve(tokens.shape[1])
         extra, compute = asking(self.features), self.computing(tokens.shape[1])
         ends = [] if self.is_captured else [length + tokens.shape[1] for length in self.cache.lengths]
-        with attending(compute, ends):
+        slots = near_slots(self.cache.slots.ends, seen, depth) if self.sums_by_distance else None
+        with attending(compute, ends, slots):
             return compute(
                 input_ids=tokens,
-                attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth),
+                attention_mask=None if self._as_plainly(tokens.shape[1]) else self.masks(seen, depth, near=slots),
                 use_cache=True,
                 return_dict=True,
                 **{"position_ids": self.positions(depth), CACHE: self.cache} | extra | inputs,
@@ -182,12 +186,17 @@ class RaggedRunner:
         first = self.cache.offset + self.cache.slots.ends[:, None]
         return torch.minimum(first + depth, first.clamp_min(self.limit - 1))
 
-    def masks(self, seen: Tensor | None, depth: Tensor, slots: Slots | None = None) -> Tensor | dict[str, Tensor]:
-        """Additive 4-D masks [B, 1, T, visible] for a group of layers (default: the lowest) that has reserved room."""
+    def masks(
+        self, seen: Tensor | None, depth: Tensor, slots: Slots | None = None, near: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """Additive 4-D masks [B, 1, T, visible] for a group of layers (default: the lowest) that has reserved room, or
+        [B, 1, T, visible + NEAR] where the last keys are gathered from slots that `near_slots` gives."""
         slots = slots or self.cache.slots
         allowed, distance = allowed_slots(slots.ends, slots.end, seen, depth)
         visible, kind = self.cache.visible[:, : slots.end], self.cache.device.type
         allowed[:, :, : visible.shape[1]].logical_and_(visible[:, None])
+        if near is not None:
+            allowed, distance = with_near(allowed, distance, near, visible)
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.model.dtype
         return as_bias(allowed, distance, self.windows, dtype)
 

@@ -77,15 +77,25 @@ def attend_in_splits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
         mask: as `split_mask` gives it.
         scale: of the products; None for the usual one.
     """
+    return merged(*splits_of(query, key, value, mask, scale)).unflatten(0, query.shape[:2])
+
+
+def splits_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> tuple[Tensor, Tensor]:
+    """The same before it is merged, [B · H, splits, Q, size] with the logarithms of the sums [B · H, splits, Q]."""
     splits, width = mask.shape[1:3]
     queries = query.flatten(0, 1)[:, None].expand(-1, splits, -1, -1)
     keys, values = (each.unflatten(2, (splits, -1)).flatten(0, 1) for each in (key, value))
-    seen, logs = _attended(queries, keys, values, mask, scale)
-    weights = logs[:, :, :width, None].softmax(1)  # 0 for what is hidden, whose logarithm lies far below all others
-    return (seen * weights).sum(1).unflatten(0, query.shape[:2])
+    seen, logs = attended(queries, keys, values, mask, scale)
+    return seen, logs[:, :, :width]
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> tuple[Any, Any]:
+def merged(seen: Tensor, logs: Tensor) -> Tensor:
+    """[B · H, Q, size] of what `splits_of` gives."""
+    weights = logs[..., None].softmax(1)  # 0 for what is hidden, whose logarithm lies far below all others
+    return (seen * weights).sum(1)
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> tuple[Any, Any]:
     """And the logarithm of each query's sum, [B, H, Q or more] in float32 at least."""
     if key.device.type == "cpu":
         attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -1,11 +1,12 @@
 """`forwards="bitwise"`: one text in any dtype, whatever drafts for it, because every forward rounds alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import models
 import pytest
 import torch
+from eagle_heads import tiny
 from stream_models import streams_of
 from torch import Tensor
 
@@ -13,14 +14,16 @@ import hf_specdec
 from hf_specdec import (
     BatchDecoder,
     DraftModelDrafter,
+    EagleDrafter,
     HybridDrafter,
     PearlDrafter,
     PromptLookupDrafter,
     SpeculationError,
 )
 from hf_specdec.engine import requests
+from hf_specdec.target import near
 from hf_specdec.target.buffers import WIDEST
-from hf_specdec.target.captured import alike
+from hf_specdec.target.captured import Captured, alike
 from hf_specdec.target.packing import packable_dtypes
 from hf_specdec.target.ragged import RaggedRunner
 from hf_specdec.target.rounding import TEXT, TRIED, widths_alike
@@ -41,7 +44,9 @@ DRAFTERS: dict[str, Callable[[Any], Any]] = {
     "window of 40": lambda draft: DraftModelDrafter(draft, num_draft_tokens=40),
     "hybrid": lambda draft: HybridDrafter(draft),
     "pearl": lambda draft: PearlDrafter(draft, window=4),
+    "EAGLE-3": lambda draft: EagleDrafter(tiny(256, known=200, hidden=256), num_draft_tokens=5),
 }
+IN_TREES = ("lookup, branches", "hybrid", "EAGLE-3")
 
 
 JOINED: dict[str, Callable[[Any], Any]] = {
@@ -68,16 +73,50 @@ def decode(model: Any, drafter: Any, lengths: list[int], **more: Any) -> Tensor:
     )
 
 
+@pytest.fixture(autouse=True)
+def gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trees, as on a card."""
+    monkeypatch.setattr(near, "GATHERS", ("cpu",))
+
+
+@pytest.fixture
+def branching(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Sequence[int]]]:
+    """Parents of drafts that were no chains."""
+    met, find = [], Captured.find
+
+    def spied(runner: Any, tokens: Any, parents: Any, *more: Any) -> Any:
+        met.extend([parents] if parents is not None else [])
+        return find(runner, tokens, parents, *more)
+
+    monkeypatch.setattr(Captured, "find", spied)
+    return met
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("lengths", [[9], [9, 5, 7]], ids=["one row", "three rows"])
 @pytest.mark.parametrize(("dtype", "packed"), KINDS)
-def test_one_text_whatever_drafts(dtype: torch.dtype, packed: bool, lengths: list[int]) -> None:
+def test_one_text_whatever_drafts(
+    dtype: torch.dtype, packed: bool, lengths: list[int], branching: list[Sequence[Sequence[int]]]
+) -> None:
     model, draft = target(dtype, packed), target(dtype, packed)
     alone = decode(model, None, lengths)
     for kind, make in DRAFTERS.items():
         drafter = make(draft)
+        branching.clear()
         assert torch.equal(decode(model, drafter, lengths), alone), kind
         assert drafter.last_stats.drafted_tokens, kind
+        assert bool(branching) == (kind in IN_TREES), kind
+
+
+def test_drafts_are_chains_where_to_gather_keys_costs_more_than_trees_gain(
+    monkeypatch: pytest.MonkeyPatch, branching: list[Sequence[Sequence[int]]]
+) -> None:
+    monkeypatch.setattr(near, "GATHERS", ())
+    model = target(torch.bfloat16, False)
+    alone = decode(model, None, [9])
+    for kind in IN_TREES:
+        assert torch.equal(decode(model, DRAFTERS[kind](model), [9]), alone), kind
+    assert not branching
 
 
 def test_one_text_of_a_seed() -> None:
@@ -138,7 +177,7 @@ def test_a_text_does_not_depend_on_who_is_beside_it(dtype: torch.dtype, monkeypa
 
     def spied(runner: Any, tokens: Tensor, seen: Tensor | None, *more: Any, **inputs: Any) -> Any:
         if runner.model is model:
-            met.add((*tokens.shape, runner.cache.slots.end, seen is None))
+            met.add((*tokens.shape, runner.cache.slots.end))
         return read(runner, tokens, seen, *more, **inputs)
 
     monkeypatch.setattr(RaggedRunner, "read", spied)
@@ -153,8 +192,8 @@ def test_a_text_does_not_depend_on_who_is_beside_it(dtype: torch.dtype, monkeypa
                 assert {i: answers[i].result() for i in order} == alone, kind
             assert (decoder.stats.drafted_tokens > 0) == (kind != "nobody"), kind
             assert not [note for note in decoder.stats.notes if "dropped" in note], kind
-    shapes = {(4, width, 512, True) for width in alike(model, 4, 512 - 2 * WIDEST)}
-    assert met <= shapes, "rows, width, slots, and whether drafts are chains"
+    shapes = {(4, width, 512) for width in alike(model, 4, 512 - 2 * WIDEST, True)}
+    assert met <= shapes, "rows, width, slots"
     assert len(shelf_of(model).kept) == 1, "the trial's buffers are the batch's"
 
 

@@ -95,8 +95,8 @@ def test_what_is_hidden_weighs_nothing(hidden: str) -> None:
 
 def test_kernels_are_given_finite_masks_and_views_of_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a GPU multiply by log2(e), and what is infinite then is NaN where a whole split is hidden."""
-    given, attended = [], splits._attended
-    monkeypatch.setattr(splits, "_attended", lambda *all_of_it: given.append(all_of_it) or attended(*all_of_it))
+    given, attended = [], splits.attended
+    monkeypatch.setattr(splits, "attended", lambda *all_of_it: given.append(all_of_it) or attended(*all_of_it))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for rows in (1, 3):
             query, keys, values = made(rows, 8, 64, dtype)
@@ -147,7 +147,7 @@ def test_the_work_fills_the_device_once(
 
 @pytest.mark.parametrize("fault", ["raises", "base 2", "NaN"])
 def test_where_splits_are_wrong_there_are_none(fault: str, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    attended = splits._attended
+    attended = splits.attended
 
     def faulty(*given: Any) -> tuple[Tensor, Tensor]:
         if fault == "raises":
@@ -155,7 +155,7 @@ def test_where_splits_are_wrong_there_are_none(fault: str, card: Any, monkeypatc
         seen, logs = attended(*given)
         return seen, logs * 1.4427 if fault == "base 2" else logs * float("nan")
 
-    monkeypatch.setattr(splits, "_attended", faulty)
+    monkeypatch.setattr(splits, "attended", faulty)
     model = models.llama()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
