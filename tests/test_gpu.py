@@ -139,7 +139,7 @@ def test_every_step_is_timed_in_a_dry_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(run, "COMPILED", tmp_path / "compiled")
     status, report = run.main(), json.loads((tmp_path / "report.json").read_text())
     assert not report["wrong"] and "skipped" not in report, (report["wrong"], (tmp_path / "log.txt").read_text())
-    assert status == 0 and len(report["step"]) - 1 == len(report["begun"]) == 9
+    assert status == 0 and len(report["step"]) - 1 == len(report["begun"]) == 10
     assert {row["width"] for row in report["replay"]} >= {1, 16, 32, 64, "chain"}
     with tarfile.open(tmp_path / "inductor.tar.gz") as brought:
         assert "./kernel" in brought.getnames()

@@ -175,6 +175,13 @@ def long_contexts(subject: Subject) -> None:
                 generate(here.target, here.context(tokens), method_of(name, None), meter=False, **options)
 
 
+def one_text(subject: Subject) -> None:
+    """What it costs that all forwards round alike: it could be the default where that is hardly anything."""
+    Cell(
+        [f"{name}, {forwards}" for name in ("plain", "hybrid") for forwards in ("captured", "bitwise")], turns=2
+    ).compare(replace(subject, size=f"{subject.size}, one text"))
+
+
 def beside(subject: Subject) -> None:
     """PEARL on one card, by a draft model that takes time: what takes hardly any gains nothing there."""
     make_costly(subject.draft, DRAFT)
@@ -195,6 +202,7 @@ STEPS: dict[str, Step] = {
     "rounds": Step(40, rounds),
     "temperature 1": Step(40, Cell([STATIC, *CAPTURED], temperature=1.0, turns=4).compare),
     "eight rows": Step(100, many_rows),
+    "one text": Step(40, one_text),
     "long contexts": Step(50, long_contexts),
     "PEARL": Step(50, beside),
 }
