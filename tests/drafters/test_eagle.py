@@ -27,7 +27,7 @@ from heads_alone import logits_drafted_from
 from published import is_refused_as_a_pickle
 from safetensors.torch import load_file, save_file
 
-from hf_specdec import Drafter, EagleDrafter, HybridDrafter, SpeculationError
+from hf_specdec import Drafter, EagleDrafter, HybridDrafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.heads.eagle_model import LAYER_IDS
 from hf_specdec.tools.loading.drafters import own_model
 
@@ -153,6 +153,21 @@ def test_a_target_that_it_was_not_trained_for(tmp_path: Path) -> None:
         models.llama(vocab=60, num_hidden_layers=7).generate(**models.prompts([5], vocab=60), assistant_model=drafter)
     with pytest.raises(SpeculationError, match="is not an EAGLE-3 head"):
         EagleDrafter(models.llama())
+
+
+def test_what_a_head_says_of_its_target_is_looked_at(tmp_path: Path) -> None:
+    """Its last norm tells models apart, and its name only says that it may be another one."""
+    norm, ids = eagle_heads.target().model.norm.weight.detach(), models.prompts([5])
+    for kept, name, far in ((norm, "org/other", False), (norm.flip(0) * 2, "org/target", True)):
+        said = SPECULATORS | {"speculators_config": {"verifier": {"name_or_path": name}}}
+        tensors = weights(SPECULATORS) | {"verifier_norm.weight": kept}
+        head = Drafter.from_pretrained(write(tmp_path / name, said, tensors))
+        target = models.llama(num_hidden_layers=7)
+        target.config._name_or_path = "somewhere/target"
+        way = pytest.raises if far else pytest.warns
+        what = "trained for a model with another last norm" if far else "trained for org/other, and the target is some"
+        with way(SpeculationError if far else SpeculationWarning, match=what):
+            target.generate(**ids, **CALL, assistant_model=head)
 
 
 def test_a_target_of_another_width(tmp_path: Path) -> None:

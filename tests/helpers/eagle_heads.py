@@ -37,6 +37,8 @@ LAYER: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
 }
+SHORT = LAYER | {"max_position_embeddings": 6}
+"""of a head that was made for shorter texts than its target"""
 SAFEAILAB = LAYER | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": KNOWN, "rope_scaling": None}
 SGLANG = LAYER | {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -62,10 +64,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6], "norm_before_fc": True},
     "EAGLE-3.1, Qwen3, two layers": SPECULATORS
     | {"fc_norm": True, "norm_output": True}
-    | {"transformer_layer_config": LAYER | {"model_type": "qwen3", "num_hidden_layers": 2, "rope_theta": 1000.0}},
+    | {"transformer_layer_config": SHORT | {"model_type": "qwen3", "num_hidden_layers": 2, "rope_theta": 1000.0}},
     "P-EAGLE": SPECULATORS
     | {"speculators_model_type": "peagle", "architectures": ["PEagleSpeculator"], "mask_token_id": VOCAB - 1}
-    | {"norm_before_fc": True, "transformer_layer_config": LAYER | {"num_hidden_layers": 2}},
+    | {"norm_before_fc": True, "transformer_layer_config": SHORT | {"num_hidden_layers": 2}},
 }
 
 
@@ -250,7 +252,8 @@ class Reference:
                 y = self._norm(f"{at}.{name}_norm", y)
             split[name] = (y if name == "v" else self._turned(y)).repeat_interleave(HEADS // heads, 1)
         scores = torch.einsum("qhd,khd->hqk", split["q"], split["k"]) / SIZE**0.5
-        scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+        within = torch.ones(length, length).tril().triu(1 - self.layer["max_position_embeddings"]).bool()
+        scores = scores.masked_fill(~within, -torch.inf)
         seen = torch.einsum("hqk,khd->qhd", scores.softmax(-1), split["v"]).reshape(length, HEADS * SIZE)
         return seen @ self.w[f"{at}.o_proj.weight"].T + self.w.get(f"{at}.o_proj.bias", torch.zeros(1))
 

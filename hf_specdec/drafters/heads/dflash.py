@@ -20,12 +20,11 @@ from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
 from ...target.inputs import CACHE
-from ...target.masks import attention_windows
 from ...transfer import moved
 from ..drawn import Draw
 from .drafter import PublishedHeadDrafter
 from .head import Head, News
-from .parts import Block, embedded, over_vocabulary
+from .parts import Block, embedded, over_vocabulary, windows_within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,7 +66,7 @@ class DFlashHead(Head):
         """whether the model says something of a place once the token before it is drawn"""
         self.independent, self.again = getattr(model, "independent", True), getattr(model, "again", 0)
         # Windows of what sees both ways reach one token further.
-        windows = attention_windows(model).items()
+        windows = windows_within(model, self.target).items()
         self.windows = {kind: None if window is None else window + 1 for kind, window in windows}
         # Of published models only, see `dflash_format.py`.
         self.causal, self.one_window = getattr(config, "causal_layers", ()), getattr(config, "one_window", False)

@@ -132,6 +132,10 @@ class PublishedHeadDrafter(HeadDrafter):
             wrong = f"reads hidden states {list(states)}"
         elif token >= vocab:
             wrong = f"knows token {token}"
+        verifier = getattr(self.draft_model, "verifier", None)
+        if verifier is not None and not wrong:
+            wrong = "was trained for a model with another last norm" if verifier.is_other(target) else ""
+            verifier.look_at(target, self.what)
         if wrong:
             raise SpeculationError(
                 f"draft_model is {self.what} that {wrong}, and {type(target).__name__} has {count} layers of width "

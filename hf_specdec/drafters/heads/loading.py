@@ -14,6 +14,7 @@ from ...hub.files import DTYPE_NAMES, LIGHT, TensorInfo, naming, read_json, read
 from ...hub.loading import CONFIG, WEIGHTS
 from ...target.devices import DTYPES, device_name, dtype_name
 from ...target.packing import pack_linear as pack
+from .verifier import Verifier
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,6 +78,8 @@ class Format(ABC):
             model.load_state_dict(self.completed(model, weights), assign=True)
         model.rotary_emb = type(model.rotary_emb)(model.config)  # computed, not stored
         model.config.name_or_path = str(folder)
+        with naming(folder / CONFIG, f"does not describe {what}"):
+            model.verifier = Verifier.of(read_json(folder, CONFIG), folder)
         model = model.to(_device(device_map, what)).eval().requires_grad_(False)
         if pack_linear:
             pack(model)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ...target.cache import RaggedCache
 from ...target.devices import input_device
-from ...target.masks import as_bias
+from ...target.inputs import position_limit
+from ...target.masks import as_bias, attention_windows
 from ...transfer import moved
 from .head import News
 
@@ -18,6 +19,15 @@ def embedded(table: Any, tokens: Tensor) -> Tensor:
     scale them."""
     tokens = moved(tokens, input_device(table))
     return table(tokens) if type(table) is nn.Embedding else nn.functional.embedding(tokens, table.weight)
+
+
+def windows_within(model: Any, target: Any) -> dict[str, int | None]:
+    """The attention window of each kind of layer. Where the target's text may grow longer than those that a head was
+    made for, no wider than these: it goes on by distances that it knows."""
+    windows, limit = attention_windows(model), position_limit(model)
+    if limit >= position_limit(target):
+        return windows
+    return {kind: min(window or limit, limit) for kind, window in windows.items()}
 
 
 def masks_at(

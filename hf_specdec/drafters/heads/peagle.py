@@ -10,10 +10,9 @@ from ...protocol import DraftContext
 from ...target.cache import RaggedCache
 from ...target.devices import input_device
 from ...target.grouped import grouped_attention
-from ...target.masks import attention_windows
 from ..drawn import Draw
 from .head import Head, News
-from .parts import Block, embedded, masks_at, over_vocabulary
+from .parts import Block, embedded, masks_at, over_vocabulary, windows_within
 
 if TYPE_CHECKING:
     from .eagle_model import LlamaForCausalLMEagle3
@@ -27,7 +26,7 @@ class ParallelEagleHead(Head):
     def __init__(self, context: DraftContext, model: "LlamaForCausalLMEagle3", most: int) -> None:
         super().__init__(context, model, input_device(model.fc), most)
         self.features = model.states_read(self.target.config.get_text_config(decoder=True).num_hidden_layers)
-        self.beyond, self.windows, self.vocab_size = most, attention_windows(model), context.vocab_size
+        self.beyond, self.vocab_size, self.windows = most, context.vocab_size, windows_within(model, self.target)
         self.embeddings = model.embed_tokens or self.target.get_input_embeddings()
 
     def draft(self, news: News, cache: RaggedCache, most: int, draw: Draw) -> None:
