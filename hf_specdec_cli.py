@@ -23,7 +23,7 @@ COMMANDS = {
     "train disco": "Train a classifier that decides when to stop drafting (DISCO).",
     "train draft": "Cut a draft model out of the target, and train it on text that the target writes.",
     "train streaming": "Train streams in the target's upper layers, with which it drafts for itself.",
-    "train eagle": "Train an EAGLE-3 head, which drafts over the target's states.",
+    "train head": "Train a head (EAGLE-3, DFlash, DSpark), which drafts over the target's states.",
     "train ngram": "Make an n-gram drafter by counting in text.",
 }
 """`train disco` is the function `train_disco` of a module of the same name, and so on."""

@@ -12,10 +12,8 @@ from transformers import PreTrainedConfig
 
 from ..drafters.heads.eagle_format import FLAGS, NESTED
 from ..drafters.heads.eagle_model import LAYER_IDS, LlamaForCausalLMEagle3
+from ..drafters.heads.fields import of_speculators
 from ..hub.loading import CONFIG, WEIGHTS
-from ..hub.registry import SPECULATORS_TYPE
-
-VERSION = "0.9.0"
 
 
 def write_head(head: LlamaForCausalLMEagle3, folder: Path, target: str | None, num_tokens: int) -> None:
@@ -42,15 +40,7 @@ def _their_name(name: str) -> str:
 def _config(head: LlamaForCausalLMEagle3, target: str | None, num_tokens: int) -> dict[str, Any]:
     flags = {name: head.of_config(name, False) for name in FLAGS}
     sizes = {"draft_vocab_size": len(head.d2t), "target_hidden_size": head.of_config("target_hidden_size", None)}
-    return {
-        SPECULATORS_TYPE: "eagle3",
-        "speculators_version": VERSION,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": target, "architectures": []},
-        },
+    return of_speculators("eagle3", num_tokens, target) | {
         "architectures": ["Eagle3DraftModel"],
         "dtype": str(head.dtype).removeprefix("torch."),
         "tie_word_embeddings": False,

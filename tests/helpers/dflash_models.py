@@ -294,8 +294,9 @@ class Reference:
         self.w = load_file(folder / "model.safetensors")
 
     @torch.no_grad()
-    def block(self, target: Any, text: list[int]) -> Tensor:
-        """[block - 1, V] logits of what comes behind a text, whose last token the target has not read."""
+    def block(self, target: Any, text: list[int], said: list[int] | None = None) -> Tensor:
+        """[block - 1, V] logits of what comes behind a text, whose last token the target has not read. Each place knows
+        the likeliest token of the one before, or what was said."""
         hidden = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         states = [hidden[i][0] for i in read_by(self.config)]
         context = self._norm("hidden_norm", torch.cat(states, -1) @ self.w["fc.weight"].T)
@@ -319,7 +320,7 @@ class Reference:
         logits = (
             self._refined(logits, whole, text)
             if "xpress_rank" in self.config
-            else self._linked(logits, filled, text[-1])
+            else self._linked(logits, filled, text[-1], said)
         )
         return self._over(logits, target.config.vocab_size)
 
@@ -339,8 +340,8 @@ class Reference:
             tokens.append(best + (int(self.w["d2t"][best]) if "d2t" in self.w else 0))
         return torch.stack(found)
 
-    def _linked(self, logits: Tensor, filled: Tensor, before: int) -> Tensor:
-        """With what DSpark or DFlash 2 make of each place, given the likeliest token of the one before."""
+    def _linked(self, logits: Tensor, filled: Tensor, before: int, said: list[int] | None) -> Tensor:
+        """With what DSpark or DFlash 2 make of each place, given the token of the one before."""
         found, state = [], torch.zeros(self.config.get("markov_rank", 0))
         for known, h in zip(logits, filled, strict=True):
             if len(state):
@@ -357,6 +358,9 @@ class Reference:
                 least = known.topk(self.config["selector_top_k"]).values[-1]
                 known = torch.where(known >= least, known + more, torch.finfo(known.dtype).min)
             found.append(known)
+            if said is not None:
+                before = said[len(found) - 1]
+                continue
             before = int(known.argmax())
             before += int(self.w["d2t"][before]) if "d2t" in self.w else 0
         return torch.stack(found)

@@ -1,11 +1,33 @@
-"""Fields of a published `config.json`, checked. What is refused is told by its name; `Format.load` adds the file's."""
+"""Fields of a published `config.json`, written and checked. What is refused is told by its name; `Format.load` adds the
+file's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ...errors import SpeculationError, shown
+from ...hub.registry import SPECULATORS_TYPE
 
 FoundT = TypeVar("FoundT")
+SPECULATORS_VERSION = "0.9.0"
+
+
+def of_speculators(kind: str, num_tokens: int, target: str | None) -> dict[str, Any]:
+    """What a config of `speculators` says of any head.
+
+    Args:
+        num_tokens: drafted per round.
+        target: the model that verifies, a Hub repo or a folder; None leaves it open.
+    """
+    return {
+        SPECULATORS_TYPE: kind,
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+    }
 
 
 def family(content: dict[str, Any], known: Mapping[str, FoundT]) -> FoundT:

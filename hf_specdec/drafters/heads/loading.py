@@ -1,11 +1,13 @@
 """`Format`: heads as others publish them, `config.json` and `model.safetensors` → a model. No code of a repo is run."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -84,6 +86,21 @@ class Format(ABC):
         if pack_linear:
             pack(model)
         return model  # type: ignore[no-any-return]
+
+    def write(self, folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """A head as others publish it, in files that `load` reads.
+
+        Args:
+            content: of `config.json`.
+            weights: by the model's names.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        theirs = {mine: name for name, mine in self.names.items()}
+        written = {theirs.get(name, name): tensor.contiguous() for name, tensor in weights.items()}
+        save_file(written, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def _without_memory(self, folder: Path, what: str, names: Collection[str]) -> Any:
         """The model with weights of these names, on the meta device."""

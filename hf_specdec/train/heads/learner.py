@@ -1,24 +1,19 @@
-"""A head learns as it will draft: several steps over its own states (training-time test, Li et al. 2025, Section 3.2).
+"""A head learns as it will draft: whole chains, whose steps have a loss each.
 
-Place i of a text is the root of a chain: step 0 reads the target's states there and token i + 1, step j what step j - 1
-has passed on and token i + 1 + j, and each foretells the token behind. It sees step 0 of all places up to i, and of the
-later steps those of its own chain.
+Place i of a text is the root of a chain: the target's states are known up to there, and token i + 1, which it chose.
+Step j foretells token i + 2 + j, where those before it were drafted as the text has them.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ...drafters.heads.eagle_model import LlamaForCausalLMEagle3
-from ...drafters.heads.parts import embedded
 from ..learning import Examined, examining
 from ..lessons import Lessons, batches
 from ..teacher import Teacher
-
-DECAY = 0.8
-"""weight of a step's loss, by that of the step before, as in SafeAILab's training"""
 
 
 class Step(NamedTuple):
@@ -28,41 +23,56 @@ class Step(NamedTuple):
     """[N, K] over the tokens that the draft knows"""
     places: Tensor
     """[B, T] the N places whose chains are so long: roots that the target has written, with a text behind them"""
+    sure: Tensor | None = None
+    """[N] how likely the likeliest token is right, where the head has an idea of that"""
 
 
-class Learner(nn.Module):
-    """A head with its target's embeddings and head, which are not trained."""
+class Learner(nn.Module, ABC):
+    """A head with its target's embeddings and head, which are not trained. A kind of heads says how it steps."""
 
-    def __init__(self, head: LlamaForCausalLMEagle3, target: PreTrainedModel, steps: int) -> None:
+    decay: float
+    """weight of a step's loss, by that of the step before"""
+
+    def __init__(self, head: Any, target: PreTrainedModel, tokens: Tensor, fc: nn.Linear, steps: int) -> None:
         """
         Args:
+            tokens: [K] sorted, those that the head knows.
+            fc: its layer that fuses the target's states.
             steps: γ, of each chain.
         """
         super().__init__()
-        self.head, self.steps = head, steps
-        self.teacher = Teacher(target, head.tokens)
+        self.head, self.steps, self.width = head, steps, fc.in_features
+        self.teacher = Teacher(target, tokens)
         self._embeddings = (target.get_input_embeddings(),)  # in a tuple, where torch does not look for modules
 
+    @abstractmethod
     def forward(self, batch: dict[str, Tensor]) -> list[Step]:
         """One step after the other. A batch's states are those that the head reads, and the target's last ones."""
-        ids, cache, found = batch["input_ids"], DynamicCache(), []
-        states = batch["states"][..., : self.head.fc.in_features]
-        g = self.head.fused(states.to(self.head.fc.weight.dtype))
-        starts = batch["at"][:, :1]  # each text's first place
-        at = torch.arange(g.shape[1], device=ids.device)
-        seen = at[:, None] >= at
-        for j in range(self.steps):
-            tokens = nn.functional.pad(ids, (0, j))[:, 1 + j :]  # what is padded is behind the text's end
-            e = embedded(self._embeddings[0], tokens).to(g.dtype)
-            g, normed = self.head(g, e, at[None] + j, seen[None, None], cache)
-            places = (at >= starts) & (at < batch["lengths"][:, None] - 2 - j)
-            found.append(Step(self.head.lm_head(normed[places]).float(), places))
-            seen = torch.cat([seen, at[:, None] == at], dim=-1)
-        return found
+
+    def loss(self, step: Step, p: Tensor, said: Tensor) -> Tensor:
+        """The cross entropy -Σ p log q, in the mean over a step's places.
+
+        Args:
+            p: [N, K] what the target says, of the tokens that the draft knows.
+            said: [N] the text's tokens.
+        """
+        return -(p * step.logits.log_softmax(-1)).sum(-1).mean()
+
+    def states(self, batch: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """[B, T, ...] of the target, that the head reads."""
+        return batch["states"][..., : self.width].to(dtype)
 
     def last(self, batch: dict[str, Tensor], j: int, places: Tensor) -> Tensor:
         """[N, H] states from which the target says what step j foretells."""
-        return _later(batch["states"][..., self.head.fc.in_features :], 1 + j, places)
+        return _later(batch["states"][..., self.width :], 1 + j, places)
+
+    def said(self, batch: dict[str, Tensor], j: int, places: Tensor) -> Tensor:
+        """[N] the tokens that step j foretells."""
+        return _later(batch["input_ids"], 2 + j, places)
+
+    def right(self, logits: Tensor, said: Tensor) -> Tensor:
+        """[N] whether the likeliest token is the text's."""
+        return self.teacher.tokens[logits.argmax(-1)] == said
 
 
 def _later(values: Tensor, further: int, places: Tensor) -> Tensor:
@@ -85,15 +95,15 @@ def acceptance(model: Any, lessons: Lessons, rows: int) -> dict[str, Any]:
     with examining(model), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         for batch in batches(lessons, rows, device):
             hits, whole = [], None
-            for j, (logits, places) in enumerate(model(batch)):
+            for j, (logits, places, _) in enumerate(model(batch)):
                 hit = torch.zeros_like(places)
-                hit[places] = model.head.tokens[logits.argmax(-1)] == _later(batch["input_ids"], 2 + j, places)
+                hit[places] = model.right(logits, model.said(batch, j, places))
                 hits.append(hit)
                 whole = places & ~batch["sampled"][:, None]  # of the last step: where a chain is whole
                 if j == 0:
                     drawn = batch["sampled"][:, None] & places
                     q = logits[batch["sampled"][:, None].expand_as(places)[places]].softmax(-1)
-                    p = model.teacher.all(model.last(batch, 0, drawn))[:, model.head.tokens]
+                    p = model.teacher.all(model.last(batch, 0, drawn))[:, model.teacher.tokens]
                     overlaps.append(torch.minimum(p, q).sum(-1).cpu())
             right.append(torch.stack(hits, -1)[whole].cpu())
     chains = torch.cat(right).long().cumprod(1).float().mean(0) if sum(map(len, right)) else torch.zeros(0)
@@ -114,18 +124,18 @@ def said(found: dict[str, Any]) -> str:
     )
 
 
-class EagleTrainer(Examined):
-    """Cross entropy between what the target says, of the tokens that the draft knows, and each step."""
+class HeadTrainer(Examined):
+    """The losses of all steps, each by its weight."""
 
     acceptance, said = staticmethod(acceptance), staticmethod(said)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
-        """Σ 0.8^j times the mean over places of -Σ p log q of step j."""
+        """Σ decay^j times the loss of step j."""
         with self.accelerator.autocast():
             steps = model(inputs)
             loss = steps[0].logits.sum() * 0.0
-            for j, (logits, places) in enumerate(steps):
-                if len(logits):
-                    p = model.teacher.known(model.last(inputs, j, places))
-                    loss = loss - DECAY**j * (p * logits.log_softmax(-1)).sum(-1).mean()
+            for j, step in enumerate(steps):
+                if len(step.logits):
+                    p = model.teacher.known(model.last(inputs, j, step.places))
+                    loss = loss + model.decay**j * model.loss(step, p, model.said(inputs, j, step.places))
         return (loss, {"loss": loss}) if return_outputs else loss
