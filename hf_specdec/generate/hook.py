@@ -8,6 +8,7 @@ import copy
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -38,13 +39,16 @@ _active = False
 OWN_MODELS = {"cut_llama": "hf_specdec.drafters.draft_model.cut"}
 """`model_type` of a config.json → the module whose import registers it with transformers' auto classes"""
 
+FLAG = ("speculation_type", "speculation")
+MODELS = "transformers.modeling_utils"
+
 
 def register() -> None:
     """Make `model.generate` understand drafters and `speculation_type`. Harmless when repeated; what another library
     has taken away is put back."""
     global _active
     _active = True
-    for owner, name, wrap in _WRAPPED:
+    for owner, name, wrap in _wrapped_functions():
         put_around(owner, name, wrap)
 
 
@@ -52,7 +56,7 @@ def unregister() -> None:
     """Put back what was there. Where another library has wrapped ours since, that stays, and ours hands calls on."""
     global _active
     _active = False
-    for owner, name, _ in _WRAPPED:
+    for owner, name, _ in _wrapped_functions():
         take_away(owner, name)
 
 
@@ -78,8 +82,8 @@ def _with_options(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _knowing(original: Any) -> Any:
-    """A model of ours is registered once a config names it: transformers' auto classes and a model's code take longer
-    to import than all of this package."""
+    """A model of ours is registered, and the way to load one with a flag is there, once they are needed: auto classes and
+    the code of models take longer to import than all of this package."""
 
     @classmethod  # type: ignore[misc]
     @functools.wraps(original.__func__)
@@ -87,9 +91,36 @@ def _knowing(original: Any) -> Any:
         config, unused = original.__func__(cls, *args, **kwargs)
         if _active and (module := OWN_MODELS.get(str(config.get("model_type")))):
             importlib.import_module(module)
+        if _active and not unused.keys().isdisjoint(FLAG):
+            importlib.import_module(MODELS)
+            register()
+            if not kwargs.get("_from_auto"):  # a model's class is loading, and hands the flag to its generation config
+                unused = {name: value for name, value in unused.items() if name not in FLAG}
         return config, unused
 
     return get_config_dict
+
+
+def _flagged(original: Any) -> Any:
+    """`from_pretrained(..., speculation_type=...)` puts the flag into the model's generation config: harnesses that
+    load models themselves hand such settings on, and know nothing of generation configs."""
+
+    @classmethod  # type: ignore[misc]
+    @functools.wraps(original.__func__)
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        flag = {name: kwargs.pop(name) for name in FLAG if _active and name in kwargs}
+        loaded = original.__func__(cls, *args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if flag and not model.can_generate():
+            raise SpeculationError(
+                f"{' and '.join(flag)} cannot be set for {type(model).__name__}, which does not generate; leave "
+                "it out, or load the model with AutoModelForCausalLM"
+            )
+        for name, value in flag.items():
+            setattr(model.generation_config, name, value)
+        return loaded
+
+    return from_pretrained
 
 
 def _told(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +191,7 @@ def _generate(
     """One call that asks for speculation, or switches it off."""
     flag, said = named.get("speculation_type"), named.get("speculation")
     given = Rules.split(said)[1]
-    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
+    named = {name: value for name, value in named.items() if name not in FLAG}
     assistant = named.pop("assistant_model", None)
     drafter: AnyDrafter
     nobody = kind == "none" or (kind in (None, *UPSTREAM_TYPES) and not isinstance(assistant, Drafter))
@@ -263,7 +294,7 @@ def prepared(model: Any, streamer: Any, **named: Any) -> Call:
         SpeculationError, ValueError: what speculation, or transformers, refuses.
     """
     *_, rules = speculation(model, named)
-    named = {name: value for name, value in named.items() if name not in ("speculation_type", "speculation")}
+    named = {name: value for name, value in named.items() if name not in FLAG}
     refuse(model, named)
     if rules.forwards != "auto":
         raise SpeculationError(
@@ -315,10 +346,13 @@ def _decode(as_call: Callable[..., Call], drafter: AnyDrafter, *args: Any, **kwa
     return decode(as_call(*args, **kwargs), drafter, set_costs)
 
 
-_WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (GenerationMixin, "generate", _wrapped),
-    (GenerationMixin, "init_continuous_batching", _told),
-    (GenerationConfig, "__init__", _with_options),
-    (PreTrainedConfig, "get_config_dict", _knowing),
-)
-"""public functions of transformers, and what is put around each"""
+def _wrapped_functions() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Public functions of transformers, and what is put around each; those of models once these are imported."""
+    functions = [
+        (GenerationMixin, "generate", _wrapped),
+        (GenerationMixin, "init_continuous_batching", _told),
+        (GenerationConfig, "__init__", _with_options),
+        (PreTrainedConfig, "get_config_dict", _knowing),
+    ]
+    models = sys.modules.get(MODELS)
+    return functions if models is None else [*functions, (models.PreTrainedModel, "from_pretrained", _flagged)]

@@ -1,6 +1,7 @@
 """Loops that call `generate` for us: with the flag they give what they give without it."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,22 @@ import models
 import pytest
 import torch
 from chats import VOCAB, talking_tokenizer
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 import hf_specdec
+from hf_specdec import DraftModelDrafter, SpeculationError, SpeculationWarning
 from hf_specdec.drafters.trees import TreeSession
+from hf_specdec.generate import layers
+
+INSTALL = "pip install hf-specdec[integrations]"
 
 TASK = """
 task: sums
@@ -39,34 +53,115 @@ def drafted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rounds
 
 
-def test_lm_eval_gives_the_same_scores_and_samples(tmp_path: Path, drafted: list[int]) -> None:
-    pytest.importorskip("lm_eval")
+class Stand(StoppingCriteria):
+    """lm-evaluation-harness's criterion, for where it is not installed: True once every row has shown the string."""
+
+    def __init__(self, sequence: str, tokenizer: Any, initial_decoder_input_length: int, batch_size: int) -> None:
+        self.sequence, self.tokenizer = sequence, tokenizer
+        self.initial_decoder_input_length, self.done = initial_decoder_input_length, [False] * batch_size
+        self.sequence_id_len = len(tokenizer.encode(sequence, add_special_tokens=False)) + 2
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> bool:  # type: ignore[override]
+        last = input_ids[:, self.initial_decoder_input_length :][:, -self.sequence_id_len :]
+        texts = self.tokenizer.batch_decode(last)
+        self.done = [done or self.sequence in text for done, text in zip(self.done, texts, strict=True)]
+        return all(self.done)
+
+
+Stand.__name__ = "MultiTokenEOSCriteria"
+
+
+def criterion() -> type:
+    try:
+        from lm_eval.models.utils_hf import MultiTokenEOSCriteria
+
+        return MultiTokenEOSCriteria
+    except ImportError:
+        return Stand
+
+
+def test_a_harness_s_stop_strings_end_each_row_by_itself() -> None:
+    """As in a batch of one, and not where the last row shows the string."""
+    model, tokenizer = models.llama(VOCAB, eos_token_id=2), talking_tokenizer()
+    drafter = DraftModelDrafter(model, num_draft_tokens=4)
+    prompts = models.prompts([9, 7, 4, 8, 6, 5])
+    columns = prompts["input_ids"].shape[1]
+
+    def texts(rows: slice, **drafted: Any) -> list[list[int]]:
+        inputs = {name: held[rows] for name, held in prompts.items()}
+        stop = criterion()("h", tokenizer, columns, len(inputs["input_ids"]))
+        options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+        ids = model.generate(**inputs, **options, stopping_criteria=StoppingCriteriaList([stop]), **drafted)
+        return [[token for token in row if token != 0] for row in ids[:, columns:].tolist()]
+
+    alone = [texts(slice(i, i + 1))[0] for i in range(6)]
+    ends = ["h" in tokenizer.decode(text) for text in alone]
+    assert True in ends and False in ends and len(set(map(len, alone))) > 2
+    together = texts(slice(None))
+    assert together != alone and [a[: len(b)] for a, b in zip(together, alone, strict=True)] == alone
+    assert texts(slice(None), assistant_model=drafter) == alone
+    assert drafter.last_stats is not None and drafter.last_stats.mode == "ragged"
+    assert drafter.last_stats.accepted_tokens
+
+
+def stored(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """A model with its tokenizer, and the arguments that say so to the harness; and a task of six sums."""
+    lines = [{"question": f"what is {i} and {i + 1}?", "answer": str(2 * i + 1)} for i in range(6)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "sums.yaml").write_text(TASK.replace("FOLDER", str(folder)))
+    models.llama(VOCAB, eos_token_id=2, max_position_embeddings=512).save_pretrained(folder / "model")
+    talking_tokenizer().save_pretrained(folder / "model")
+    return folder, {"pretrained": str(folder / "model"), "max_length": 512}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_lm_eval_gives_the_same_scores_and_samples(rows: int, tmp_path: Path, drafted: list[int]) -> None:
+    """Where the flag is among the harness's own arguments of a model."""
+    pytest.importorskip("lm_eval", reason=INSTALL)
     from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    lines = [{"question": f"what is {i} and {i + 1}?", "answer": str(2 * i + 1)} for i in range(6)]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "sums.yaml").write_text(TASK.replace("FOLDER", str(tmp_path)))
-    model, tokenizer = models.llama(VOCAB, eos_token_id=2, max_position_embeddings=512), talking_tokenizer()
+    folder, of_model = stored(tmp_path)
     found = []
-    for flag in (None, "prompt_lookup"):
-        model.generation_config.speculation_type = flag
-        harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1, max_length=512)
-        manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
-        result = simple_evaluate(
-            model=harness, tasks=["sums"], task_manager=manager, log_samples=True, bootstrap_iters=0
-        )
+    for flag in ({}, {"speculation_type": "prompt_lookup", "speculation": {"max_draft_tokens": 8}}):
+        manager = TaskManager(include_path=str(folder), include_defaults=False)
+        with warnings.catch_warnings(record=True) as caught:
+            result = simple_evaluate(
+                model="hf",
+                model_args=of_model | flag,
+                tasks=["sums"],
+                task_manager=manager,
+                batch_size=rows,
+                device="cpu",
+                log_samples=True,
+                bootstrap_iters=0,
+            )
+        assert not [each for each in caught if issubclass(each.category, SpeculationWarning)]
         found.append((result["results"], [sample["resps"] for sample in result["samples"]["sums"]]))
-        assert bool(drafted) == (flag is not None)
+        assert bool(drafted) == bool(flag)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["", "imported before models were"])
+def test_a_model_is_loaded_with_the_flag(registered: bool, tmp_path: Path) -> None:
+    models.llama().save_pretrained(tmp_path)
+    flag: dict[str, Any] = {"speculation_type": "suffix", "speculation": {"max_draft_tokens": 8}}
+    for load in (AutoModelForCausalLM, LlamaForCausalLM):
+        if not registered:
+            layers.take_away(PreTrainedModel, "from_pretrained")
+        loaded, _ = load.from_pretrained(tmp_path, output_loading_info=True, **flag)
+        assert {name: getattr(loaded.generation_config, name) for name in flag} == flag
+        assert layers.is_there(PreTrainedModel, "from_pretrained")
+        assert load.from_pretrained(tmp_path).generation_config.speculation_type is None
+    with pytest.raises(SpeculationError, match="LlamaModel, which does not generate; leave"):
+        AutoModel.from_pretrained(tmp_path, **flag)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 def test_trl_rolls_out_the_same(tmp_path: Path, drafted: list[int], packed: bool) -> None:
     """While weights move, step by step, by the trainer's own fused optimizer. Equal completions teach nothing, so that
     weight decay is what moves them: by a third in each step."""
-    pytest.importorskip("trl")
+    pytest.importorskip("trl", reason=INSTALL)
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
