@@ -18,7 +18,7 @@ FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FLOORS = [
     {"errors", "version", "clock", "transfer", "files"},
     {"options"},
-    {"theory", "config", "picker"},
+    {"theory", "config", "picker", "grammars"},
     {"budget"},
     {"stats"},
     {"protocol"},

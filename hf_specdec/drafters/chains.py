@@ -45,6 +45,7 @@ class ChainSession(TreeSession):
             acceptance: how often tokens of the sources were right; None without any.
             sources: as of `TreeSession`.
         """
+        self.joined = rule.planned
         super().__init__(context, acceptance or Acceptance(), sources, steps)
         self.rule, self.candidates, self.weighs = rule, candidates, rule.weighs
         self.copied: list[Tree] = []

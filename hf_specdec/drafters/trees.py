@@ -10,7 +10,7 @@ from ..protocol import Draft, DraftContext, Runner, Sequences, Verdict
 from ..session import DraftSession
 from ..transfer import to_device, to_host
 from .nodes import Node, likeliest_nodes, tested_behind
-from .sources import Source, named
+from .sources import Forced, Source, named
 from .steps import Several, Step, Steps
 
 MANY = 8
@@ -52,6 +52,9 @@ class TreeSession(DraftSession):
     was right.
     """
 
+    joined = True
+    """whether tokens of sources may join those of the steps"""
+
     def __init__(
         self,
         context: DraftContext,
@@ -74,6 +77,9 @@ class TreeSession(DraftSession):
             most: nodes that a row offers at most; None for all.
         """
         super().__init__(context)
+        if context.grammar is not None and self.joined:
+            columns = context.prompt_ids.shape[1]
+            sources = [*sources, Forced(context.grammar, columns, acceptance, tuple(sources))]
         self.acceptance, self.sources, self.steps, self.control = acceptance, sources, steps, control
         self.fixed = None if control is None else control.fixed
         """steps of each round, where the user has set them"""

@@ -43,7 +43,8 @@ def context_of(
         cost: of the target's forwards, the engine's own.
         noise: of coupled sampling.
     """
-    processing, vocab = deepcopy(call.processing), call.ability.vocab_size
+    processing, vocab = deepcopy(call.processing.of_drafts), call.ability.vocab_size
+    grammars = call.processing.grammars
     return DraftContext(
         prompt_ids=call.input_ids.clone(),
         prompt_mask=call.prompt_mask.clone(),
@@ -61,6 +62,7 @@ def context_of(
         target=call.target,
         source=call.source,
         coupled=noise is not None,
+        grammar=grammars[0].path_of if grammars and not call.processing.opaque else None,
         forwards=call.rules.forwards,
     )
 

@@ -110,6 +110,8 @@ class Generation(Engine):
             with as_when_decoding(self.model):
                 while not all(row.stopped for row in self.rows.all):
                     self.play_round()
+            for grammar in self.call.processing.grammars:
+                grammar.finish([(row.tokens, row.length) for row in self.texts])
         finally:
             self.settle()
             if self.drafting is not None:

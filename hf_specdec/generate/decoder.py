@@ -280,7 +280,7 @@ class BatchDecoder:
             raise SpeculationError("attention_mask must be all ones; submit prompts without padding")
         if call.input_ids.shape[0] != 1:
             raise SpeculationError("num_return_sequences must be 1; submit the prompt once for every answer you want")
-        if call.processing.opaque or call.stopping.opaque:
+        if call.processing.opaque or call.processing.grammars or call.stopping.opaque:
             raise SpeculationError(
                 "BatchDecoder does not take logits processors and stopping criteria of your own, which expect "
                 "whole batches; use model.generate"

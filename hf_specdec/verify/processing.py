@@ -5,6 +5,7 @@ positions at once, and rows of different lengths, so processors are told apart b
 
 - *free*: the scores alone, applied to a whole block in one call;
 - *prefix*: also the tokens before, without keeping state, applied to all positions of equal length at once;
+- *grammars* of known libraries, whose state moves along drafts and back (`hf_specdec.grammars`);
 - *opaque*: anything else (a user's, a stateful one, one that looks at the row index). These must see exactly plain's
   calls, which only a step-by-step judgement gives (see `judging`).
 """
@@ -13,11 +14,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.generation import logits_process as lp
 
+from ..grammars import Grammar, Text, grammar_of
 from ..picker import Forbids
 from ..transfer import to_device, to_host
 from .trial import Trial
@@ -65,18 +68,27 @@ def is_opaque(processor: object) -> bool:
     """Exact types only: a subclass may do anything."""
     if isinstance(getattr(processor, "prompt_ignore_length", None), Tensor):
         return True  # one length per row of the batch
-    return type(processor) not in FREE | PREFIX
+    return type(processor) not in FREE | PREFIX | {Grammar}
 
 
 class Processing:
     """The known processors of a call, for any set of positions."""
 
     def __init__(self, processors: Sequence[lp.LogitsProcessor]) -> None:
-        self.processors = [p for p in processors if not is_opaque(p)]
+        known: list[Any] = [grammar_of(p) or p for p in processors]
+        self.processors = [p for p in known if not is_opaque(p)]
         self.opaque = len(self.processors) < len(processors)
         self.reads_prefix = any(type(p) in PREFIX for p in self.processors)
+        self.grammars = [p for p in self.processors if isinstance(p, Grammar)]
 
-    def __call__(self, ids: Tensor, rows: Sequence[int], lengths: Sequence[int], scores: Tensor) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        scores: Tensor,
+        texts: Sequence[Text] = (),
+    ) -> Tensor:
         """Process N positions.
 
         Args:
@@ -84,8 +96,12 @@ class Processing:
             rows: [N] the row of `ids` that each position continues.
             lengths: [N] how many columns of it come before the position.
             scores: [N, V] float32 logits; may be overwritten.
+            texts: [N] what comes before it behind the prompt, for grammars; the first call is behind all rows' prompts.
         """
         for processor in self.processors:
+            if isinstance(processor, Grammar):
+                scores = processor(ids[:, : lengths[0]], texts, scores)
+                continue
             if type(processor) in FREE:
                 scores = processor(ids, scores)
                 continue
@@ -115,8 +131,16 @@ class Processing:
         scores = logits.float().reshape(-1, logits.shape[-1])
         lengths = [length + depth for length, below in zip(sequences.lengths, depths, strict=True) for depth in below]
         ids, rows = _prefixes(trial) if self.reads_prefix else (sequences.ids, [0] * len(lengths))
-        scores = self(ids, rows, lengths, scores.clone() if logits.dtype == torch.float32 else scores)
+        texts = _texts(trial, self.grammars) if self.grammars else ()
+        scores = self(ids, rows, lengths, scores.clone() if logits.dtype == torch.float32 else scores, texts)
         return scores.view(logits.shape)
+
+    @property
+    def of_drafts(self) -> "Processing":
+        """Those that drafts are drawn by: without grammars, whose matchers are the judge's."""
+        drafting = Processing([p for p in self.processors if not isinstance(p, Grammar)])
+        drafting.opaque = self.opaque
+        return drafting
 
     def on(self, device: torch.device) -> "Processing":
         """The same with the processors' tensors on another device; the call's own stay as they are."""
@@ -159,6 +183,23 @@ def _prefixes(trial: Trial) -> tuple[Tensor, list[int]]:
             expanded[mine] = expanded[above]
             expanded[mine, length + below[node + 1] - 1] = drafted[b, node]
     return expanded, [b * nodes + node + 1 for b in range(rows) for node in (-1, *trial.nodes[b])]
+
+
+def _texts(trial: Trial, grammars: Sequence[Grammar]) -> list[Text]:
+    """[B · N] the text at each place of a draft, which begins where these grammars do."""
+    sequences, draft, (_, places, vocab) = trial.sequences, trial.draft, trial.forward.logits.shape
+    drafted = draft.known or to_host(draft.tokens.clamp(0, vocab - 1))  # matchers must not meet bad ids either
+    chain, texts = range(-1, draft.tokens.shape[1] - 1), list[Text]()
+    for b, (row, tokens, length) in enumerate(zip(sequences.rows, sequences.tokens, sequences.lengths, strict=True)):
+        text = grammars[0].behind_prompt(tokens, length)
+        for grammar in grammars:
+            grammar.follow(row, text)
+        nodes = list[list[int]]()
+        for token, parent in zip(drafted[b], chain if draft.parents is None else draft.parents[b], strict=True):
+            nodes.append([*(nodes[parent] if parent >= 0 else text), token])
+        counted = [nodes[node] if 0 <= node < draft.lengths[b] else text for node in trial.nodes[b]]
+        texts += [(row, here) for here in [text, *counted, *[text] * (places - 1 - len(counted))]]
+    return texts
 
 
 def bans(processing: Processing, vocab: int) -> Forbids | None:

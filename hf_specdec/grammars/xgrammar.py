@@ -1,0 +1,92 @@
+"""xgrammar: its processor and its matchers, of version 0.2 on."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .grammar import Grammar, Matcher
+
+FEW = 16
+"""words of a mask that allow something, beyond which there is a choice of text"""
+
+
+def grammar(processor: Any) -> Grammar | None:
+    """Of `xgrammar.contrib.hf.LogitsProcessor`."""
+    if processor.prefilled or not hasattr(sys.modules["xgrammar"].GrammarMatcher, "fork"):
+        return None
+    return Grammar(processor, _matchers, closed=False)
+
+
+def _matchers(processor: Any) -> tuple[list[Matcher], int]:
+    words, known = processor.token_bitmask.shape[1], dict[str, list[int]]()
+    return [XGrammar(matcher, words, known) for matcher in processor.matchers], words
+
+
+class XGrammar:
+    """A `GrammarMatcher`."""
+
+    def __init__(self, matcher: Any, words: int, known: dict[str, list[int]]) -> None:
+        """
+        Args:
+            known: tokens of texts that were forced before, for all rows.
+        """
+        self.matcher, self.words, self.known = matcher, words, known
+
+    @property
+    def ended(self) -> bool:
+        return self.matcher.is_terminated()
+
+    def take(self, token: int) -> bool:
+        return not self.ended and self.matcher.accept_token(token)
+
+    def back(self, count: int) -> None:
+        self.matcher.rollback(count)
+
+    def fill(self, mask: Tensor) -> None:
+        if not self.ended:
+            self.matcher.fill_next_token_bitmask(mask[None])
+            return
+        self.back(1)  # behind its end a row keeps its last mask
+        self.fill(mask)
+        self.take(self.matcher.stop_token_ids[0])
+
+    def forced(self) -> list[int]:
+        if self.ended:
+            return []
+        if self.matcher.is_completed():
+            return self.matcher.stop_token_ids[:1]
+        text = self.matcher.find_jump_forward_string()
+        if text not in self.known:
+            self.known[text] = self._longest(text)
+        return self.known[text]
+
+    def _longest(self, text: str) -> list[int]:
+        """The longest tokens in a forced text, the last one left out: it may go on with what follows."""
+        tokens = list[int]()
+        while text:
+            best, rest = -1, text
+            for token in self._allowed():
+                self.take(token)
+                left = self.matcher.find_jump_forward_string()
+                self.back(1)
+                if left and len(left) < len(rest) and text.endswith(left):
+                    best, rest = token, left
+            if best < 0:
+                break
+            self.take(best)
+            tokens, text = [*tokens, best], rest
+        self.back(len(tokens))
+        return tokens
+
+    def _allowed(self) -> list[int]:
+        """What may follow, where that is little."""
+        self.fill(mask := torch.zeros(self.words, dtype=torch.int32, device="cpu"))
+        words = mask.nonzero()[:, 0].tolist()
+        if len(words) > FEW:
+            return []
+        return [32 * word + bit for word in words for bit in range(32) if int(mask[word]) >> bit & 1]
+
+    def fork(self) -> Matcher:
+        return XGrammar(self.matcher.fork(), self.words, self.known)
