@@ -14,14 +14,23 @@ FEW = 16
 
 def grammar(processor: Any) -> Grammar | None:
     """Of `xgrammar.contrib.hf.LogitsProcessor`."""
-    if processor.prefilled or not hasattr(sys.modules["xgrammar"].GrammarMatcher, "fork"):
+    return _read(processor, not processor.prefilled, "matchers", "token_bitmask")
+
+
+def in_outlines(processor: Any) -> Grammar | None:
+    """Of `outlines.backends.xgrammar.XGrammarLogitsProcessor`."""
+    return _read(processor, processor.is_first_token, "_matchers", "_bitmask")
+
+
+def _read(processor: Any, new: bool, matchers: str, masks: str) -> Grammar | None:
+    if not new or not hasattr(sys.modules["xgrammar"].GrammarMatcher, "fork"):
         return None
-    return Grammar(processor, _matchers, closed=False)
 
+    def made(called: Any) -> tuple[list[Matcher], int]:
+        words, known = getattr(called, masks).shape[1], dict[str, list[int]]()
+        return [XGrammar(matcher, words, known) for matcher in getattr(called, matchers)], words
 
-def _matchers(processor: Any) -> tuple[list[Matcher], int]:
-    words, known = processor.token_bitmask.shape[1], dict[str, list[int]]()
-    return [XGrammar(matcher, words, known) for matcher in processor.matchers], words
+    return Grammar(processor, made, closed=False)
 
 
 class XGrammar:

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,13 @@ from hf_specdec.drafters.trees import TreeSession
 from hf_specdec.protocol import Draft, DraftContext
 
 LIBRARY = pytest.mark.parametrize("library", LIBRARIES)
+
+
+@pytest.fixture(autouse=True)
+def eager() -> Iterator[None]:
+    """llguidance and outlines-core compile how masks are applied, which takes longer than all tests."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +125,7 @@ class AllForced(Drafter):
 
 
 FEW = ["<pad>", "<s>", "</s>", "a", "b", "ab", "c", "cc"]
-SMALL = "(ab|a|ba)(c|cc){1,2}"
+SMALL = "(ab|a|ba)c{1,4}"
 
 
 def exact(target: Any, prompt: Tensor) -> dict[tuple[int, ...], float]:
@@ -144,8 +152,8 @@ def exact(target: Any, prompt: Tensor) -> dict[tuple[int, ...], float]:
 @LIBRARY
 @pytest.mark.parametrize("drawn", [False, True])
 def test_the_distribution_of_whole_texts(library: str, drawn: bool) -> None:
-    """4,000 rows, a level of 1e-4."""
-    target, prompt, rows = models.llama(len(FEW)), torch.tensor([[3, 4, 5]]), 4000
+    """2,000 rows, a level of 1e-4."""
+    target, prompt, rows = models.llama(len(FEW)), torch.tensor([[3, 4, 5]]), 2000
     with torch.no_grad():
         target.get_output_embeddings().weight.mul_(0.4)
     logits = torch.randn(len(FEW), len(FEW), generator=torch.Generator().manual_seed(1))
