@@ -40,12 +40,11 @@ class ChainSession(TreeSession):
     ) -> None:
         """
         Args:
-            rule: how far rows draft; `Planned` where there are sources.
+            rule: how far rows draft. What sources propose joins draws where it is `Planned`, else rounds without draws.
             candidates: k, what the model gives for each place.
             acceptance: how often tokens of the sources were right; None without any.
             sources: as of `TreeSession`.
         """
-        self.joined = rule.planned
         super().__init__(context, acceptance or Acceptance(), sources, steps)
         self.rule, self.candidates, self.weighs = rule, candidates, rule.weighs
         self.copied: list[Tree] = []
@@ -67,7 +66,7 @@ class ChainSession(TreeSession):
         if not self.sources:
             return draft
         draft.sources = [self.drawn if length else "none" for length in draft.lengths]
-        free = self.context.trees and not waits(self.context.device)  # to look at what was drawn
+        free = self.rule.planned and self.context.trees and not waits(self.context.device)  # to look at what was drawn
         return self._joined(draft) if free and draft.q is not None else draft
 
     def _joined(self, drawn: Draft) -> Draft:

@@ -52,9 +52,6 @@ class TreeSession(DraftSession):
     was right.
     """
 
-    joined = True
-    """whether tokens of sources may join those of the steps"""
-
     def __init__(
         self,
         context: DraftContext,
@@ -77,7 +74,7 @@ class TreeSession(DraftSession):
             most: nodes that a row offers at most; None for all.
         """
         super().__init__(context)
-        if context.grammar is not None and self.joined:
+        if context.grammar is not None:
             columns = context.prompt_ids.shape[1]
             sources = [*sources, Forced(context.grammar, columns, acceptance, tuple(sources))]
         self.acceptance, self.sources, self.steps, self.control = acceptance, sources, steps, control

@@ -29,8 +29,8 @@ class Matcher(Protocol):
     def fill(self, mask: Tensor) -> None:
         """Write which tokens may follow, one bit for each, into `mask` [words] int32, on the host."""
 
-    def forced(self) -> list[int]:
-        """Tokens that are likely to follow because the grammar leaves no choice in their text; empty where it does."""
+    def forced(self) -> int | None:
+        """The token that is likely to follow because the grammar leaves no choice of text; None where it does."""
 
     def fork(self) -> "Matcher":
         """Another one that stands where this one does."""

@@ -51,10 +51,10 @@ class LLGuidance:
     def fill(self, mask: Tensor) -> None:
         self.matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
 
-    def forced(self) -> list[int]:
+    def forced(self) -> int | None:
         if self.ended:
-            return self.ends[:1] if self._awaits_end else []
-        return self.matcher.compute_ff_tokens()
+            return self.ends[0] if self._awaits_end else None
+        return next(iter(self.matcher.compute_ff_tokens()), None)
 
     def fork(self) -> Matcher:
         return LLGuidance(self.matcher.deep_copy(), self.ends, self.closed)

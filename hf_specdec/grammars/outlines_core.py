@@ -28,29 +28,29 @@ class Ways:
 
     def __init__(self, index: Any) -> None:
         self.index = index
-        self.known: dict[int, list[int]] = {}
+        self.known: dict[int, int | None] = {}
 
-    def out(self, state: int) -> list[int]:
+    def out(self, state: int) -> int | None:
         """The only token of a state, or the longest, where all are beginnings of one text: of any two, the state behind
         the longer one can be reached from the one behind the shorter. An index does not know its tokens' texts."""
         if state not in self.known:
             self.known[state] = self._out(state)
         return self.known[state]
 
-    def _out(self, state: int) -> list[int]:
+    def _out(self, state: int) -> int | None:
         tokens = self.index.get_allowed_tokens(state)
         if len(tokens) == 1 or len(tokens) > FEW:
-            return tokens[:1] if len(tokens) == 1 else []
+            return tokens[0] if len(tokens) == 1 else None
         behind = [self.index.get_next_state(state, token) for token in tokens]
         if None in behind or len(set(behind)) < len(behind):  # the text may end here, or has a choice of tokens
-            return []
+            return None
         near = {each: self._near(each) for each in behind}
         if any(a not in near[b] and b not in near[a] for a, b in combinations(behind, 2)):
-            return []
+            return None
         longest = (
             token for token, end in zip(tokens, behind, strict=True) if all(end in near[each] for each in behind)
         )
-        return [next(longest)]
+        return next(longest)
 
     def _near(self, state: int) -> set[int]:
         """A state, and those to which few tokens lead from it."""
@@ -98,8 +98,8 @@ class OutlinesCore:
     def fill(self, mask: Tensor) -> None:
         self.guide.write_mask_into(mask.data_ptr(), mask.numel(), mask.element_size())
 
-    def forced(self) -> list[int]:
-        return [] if self.closed else self.ways.out(self.guide.get_state())
+    def forced(self) -> int | None:
+        return None if self.closed else self.ways.out(self.guide.get_state())
 
     def fork(self) -> Matcher:
         fork = OutlinesCore(type(self.guide)(self.ways.index, KEPT), self.ways)

@@ -27,7 +27,7 @@ def _read(processor: Any, new: bool, matchers: str, masks: str) -> Grammar | Non
         return None
 
     def made(called: Any) -> tuple[list[Matcher], int]:
-        words, known = getattr(called, masks).shape[1], dict[str, list[int]]()
+        words, known = getattr(called, masks).shape[1], dict[str, int | None]()
         return [XGrammar(matcher, words, known) for matcher in getattr(called, matchers)], words
 
     return Grammar(processor, made, closed=False)
@@ -36,10 +36,10 @@ def _read(processor: Any, new: bool, matchers: str, masks: str) -> Grammar | Non
 class XGrammar:
     """A `GrammarMatcher`."""
 
-    def __init__(self, matcher: Any, words: int, known: dict[str, list[int]]) -> None:
+    def __init__(self, matcher: Any, words: int, known: dict[str, int | None]) -> None:
         """
         Args:
-            known: tokens of texts that were forced before, for all rows.
+            known: of texts that were forced before the first token, for all rows.
         """
         self.matcher, self.words, self.known = matcher, words, known
 
@@ -61,33 +61,27 @@ class XGrammar:
         self.fill(mask)
         self.take(self.matcher.stop_token_ids[0])
 
-    def forced(self) -> list[int]:
+    def forced(self) -> int | None:
         if self.ended:
-            return []
+            return None
         if self.matcher.is_completed():
-            return self.matcher.stop_token_ids[:1]
+            allowed, ends = self._allowed(), self.matcher.stop_token_ids
+            return allowed[0] if allowed and set(allowed) <= set(ends) else None
         text = self.matcher.find_jump_forward_string()
         if text not in self.known:
-            self.known[text] = self._longest(text)
+            self.known[text] = self._longest(text) if text else None
         return self.known[text]
 
-    def _longest(self, text: str) -> list[int]:
-        """The longest tokens in a forced text, the last one left out: it may go on with what follows."""
-        tokens = list[int]()
-        while text:
-            best, rest = -1, text
-            for token in self._allowed():
-                self.take(token)
-                left = self.matcher.find_jump_forward_string()
-                self.back(1)
-                if left and len(left) < len(rest) and text.endswith(left):
-                    best, rest = token, left
-            if best < 0:
-                break
-            self.take(best)
-            tokens, text = [*tokens, best], rest
-        self.back(len(tokens))
-        return tokens
+    def _longest(self, text: str) -> int | None:
+        """The longest token that a forced text begins with, but none that ends it: that may go on with what follows."""
+        best, rest = None, text
+        for token in self._allowed():
+            self.take(token)
+            left = self.matcher.find_jump_forward_string()
+            self.back(1)
+            if left and len(left) < len(rest) and text.endswith(left):
+                best, rest = token, left
+        return best
 
     def _allowed(self) -> list[int]:
         """What may follow, where that is little."""

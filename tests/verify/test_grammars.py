@@ -13,11 +13,12 @@ import torch
 import toy_drafters as drafters
 from chi_square import chi_square
 from compare import Sides
+from disco_models import classifier
 from grammars import EOS, LIBRARIES, PAD, REGEXES, VOCAB, text_of
 from torch import Tensor
 from transformers.generation import LogitsProcessor
 
-from hf_specdec import HybridDrafter, PromptLookupDrafter, SuffixDrafter
+from hf_specdec import DiscoDrafter, DraftModelDrafter, HybridDrafter, PromptLookupDrafter, SuffixDrafter
 from hf_specdec.budget import Acceptance
 from hf_specdec.drafters.base import Drafter
 from hf_specdec.drafters.trees import TreeSession
@@ -56,6 +57,19 @@ def test_the_text_is_plain_decodings(model: Any, library: str, regex: str, lengt
         assert torch.equal(both.ours(drafter), both.plain)
     assert torch.equal(both.ours(), both.plain)
     assert both.stats.accepted_tokens > 0 and both.stats.mode == ("lockstep" if len(lengths) == 1 else "ragged")
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("kind", [DraftModelDrafter, HybridDrafter, DiscoDrafter])
+def test_beside_a_draft_model(model: Any, kind: Any, do_sample: bool) -> None:
+    """Which knows of no grammar: what it drafts against it has no chance."""
+    both = sides(model, "xgrammar", regex := REGEXES["a call"], [9, 5], do_sample=do_sample, top_k=0)
+    drafter = kind(models.llama(VOCAB, seed=1), *[classifier()] * (kind is DiscoDrafter))
+    text = both.ours(drafter)
+    assert do_sample or torch.equal(text, both.plain)
+    assert all(re.fullmatch(regex, text_of(row)) for row in text[:, 9:].tolist())
+    assert drafter.last_stats is not None
+    assert kind is DiscoDrafter or drafter.last_stats.accepted_tokens > 0
 
 
 @LIBRARY

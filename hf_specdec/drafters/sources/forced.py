@@ -42,7 +42,7 @@ class Forced(Source):
             if row not in self.paths:
                 self.paths[row] = self.beginning(row)
             if (path := self.paths[row]).move(tokens[len(tokens) - (length - self.columns) :]):
-                self._visit(tree, -1, path.matcher, row, most, 1.0)
+                self._visit(tree, -1, path.matcher, row, most, 1.0, set())
 
     def join_behind(self, tree: Tree, node: int, path: Sequence[int], row: int, room: int) -> None:
         """Add what is forced behind a node of a row's tree."""
@@ -55,38 +55,33 @@ class Forced(Source):
         here.move(text)
 
     def _visit(
-        self, tree: Tree, node: int, matcher: Matcher, row: int, room: int, chance: float = 1.0, added: int = 0
+        self, tree: Tree, node: int, matcher: Matcher, row: int, room: int, chance: float, inside: set[int]
     ) -> None:
         """A node that the grammar allows, behind which so many tokens may be drafted, and all below it.
 
         Args:
-            added: tokens that are forced behind it, and are there already.
+            inside: nodes behind which the rest of a forced text stands already.
         """
-        if room and not added and chance >= LEAST:
-            end, added = self._add(tree, node, matcher, room)
-            for source in self.others if 0 < added < room else ():
-                source.join_behind(tree, end, tree.text(end), row, room - added)
+        if room and node not in inside and chance >= LEAST:
+            forced = self._add(tree, node, matcher, room)
+            inside.update(forced[:-1])
+            for source in self.others if 0 < len(forced) < room else ():
+                source.join_behind(tree, forced[-1], tree.text(forced[-1]), row, room - len(forced))
         for child in tree.children(node) if room else ():
             if tree.chances[child] and matcher.take(tree.tokens[child]):
-                self._visit(tree, child, matcher, row, room - 1, chance * tree.chances[child], max(0, added - 1))
+                self._visit(tree, child, matcher, row, room - 1, chance * tree.chances[child], inside)
                 matcher.back(1)
             else:
                 tree.chances[child] = 0.0
 
-    def _add(self, tree: Tree, node: int, matcher: Matcher, room: int) -> tuple[int, int]:
-        """Add what is forced behind a node, at most `room` deep; its last node, and how many there are."""
+    def _add(self, tree: Tree, node: int, matcher: Matcher, room: int) -> list[int]:
+        """Add what is forced behind a node, at most `room` deep; its nodes."""
         tokens, evidence = list[int](), Evidence.of(self.name)
-        chance = self.acceptance.chance(evidence, CHANCE)
-        while len(tokens) < room and (more := matcher.forced()):
-            known = len(tokens)
-            for token in more[: room - known]:
-                if not matcher.take(token):
-                    break
-                tokens.append(token)
-            if len(tokens) - known < len(more):
-                break
+        while len(tokens) < room and (token := matcher.forced()) is not None and matcher.take(token):
+            tokens.append(token)
         matcher.back(len(tokens))
+        chance, nodes = self.acceptance.chance(evidence, CHANCE), [node]
         for token in tokens:
-            self.acceptance.add(tree, node, [(token, chance, (evidence,))])
-            node = tree.at[node, token]
-        return node, len(tokens)
+            self.acceptance.add(tree, nodes[-1], [(token, chance, (evidence,))])
+            nodes.append(tree.at[nodes[-1], token])
+        return nodes[1:]
