@@ -50,7 +50,7 @@ def settings(target: Any, tmp_path: Path) -> HeadSettings:
         known_tokens=80,
         mlp_size=40,
         steps=3,
-        epochs=12,
+        epochs=8,
         batch_size=4,
         learning_rate=3e-2,
         held_out=0.2,
@@ -148,7 +148,7 @@ def told_of(settings: HeadSettings, target: Any, reads: list[int], texts: list[T
     return training.lessons(texts, file)  # type: ignore[no-any-return]
 
 
-def test_a_head_begins_with_its_targets_last_layer(settings: HeadSettings, target: Any) -> None:
+def test_heads_begin_with_their_targets_last_layers(settings: HeadSettings, target: Any) -> None:
     head, last = a_learner(settings, target, known=70).head, target.model.layers[-1]
     g = torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
     assert torch.equal(head.fused(g), g[:, 64:])
@@ -157,6 +157,11 @@ def test_a_head_begins_with_its_targets_last_layer(settings: HeadSettings, targe
     assert torch.equal(head.lm_head.weight, target.lm_head.weight[5:75])
     whole = HeadSettings(**vars(settings) | {"mlp_size": None})
     assert torch.equal(a_learner(whole, target, known=70).head.midlayer.mlp.up_proj.weight, last.mlp.up_proj.weight)
+    block = a_learner(whole, target, known=70, kind="dspark").head
+    assert torch.equal(block.encoder.fc(g), g[:, 64:])
+    for mine, theirs in zip(block.layers, target.model.layers[-2:], strict=True):
+        assert torch.equal(mine.self_attn.k_proj.weight, theirs.self_attn.k_proj.weight)
+        assert torch.equal(mine.mlp.down_proj.weight, theirs.mlp.down_proj.weight)
     other = models.build("GPT-2")  # which has layers of other names
     config = layers_config(target, settings.mlp_size, LlamaConfig, 1)
     assert beginning(config, other, torch.arange(97), seed=0).lm_head.weight.isfinite().all()

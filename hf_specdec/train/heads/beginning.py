@@ -1,16 +1,18 @@
 """What all heads have of their target: sizes, the states that they read, and an output to begin with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...errors import SpeculationError
 from ..teacher import output_rows
 
 HeadT = TypeVar("HeadT", bound=PreTrainedModel)
+NORMS = {"input_layernorm", "post_attention_layernorm"}
+"""of a layer such as a Llama's"""
 
 
 def text_config(target: PreTrainedModel) -> Any:
@@ -62,6 +64,36 @@ def begun(make: Callable[[], HeadT], seed: int) -> HeadT:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
+
+
+@torch.no_grad()
+def begin_states(fc: nn.Linear, norm: nn.Module, layers: Sequence[nn.Module], target: PreTrainedModel) -> None:
+    """The highest of the states that a head reads, and the target's last layers where these are as a Llama's. What
+    they do with their input, the head does with the state.
+
+    Args:
+        fc: fuses the states.
+        norm: of the fused one, before the layers read it.
+    """
+    fc.weight.zero_()[:, -fc.out_features :].copy_(torch.eye(fc.out_features))
+    last = list(getattr(target.get_decoder(), "layers", []))[-len(layers) :]
+    if last and all({name for name, _ in one.named_children() if "norm" in name} == NORMS for one in last):
+        norm.get_parameter("weight").copy_(scale_of(last[-1].input_layernorm))
+        for mine, theirs in zip(layers, last, strict=True):
+            take_over(mine, theirs)
+
+
+def take_over(mine: nn.Module, theirs: Any) -> None:
+    """Copy what another layer has of the same names and sizes. Maps may be wider, of states behind embeddings; what
+    reads embeddings stays as it is."""
+    found = dict(theirs.named_parameters())
+    found["post_attention_layernorm.weight"] = scale_of(theirs.post_attention_layernorm)
+    del found["input_layernorm.weight"]
+    for name, weight in mine.named_parameters():
+        if name in found:
+            part = weight[..., -found[name].shape[-1] :]
+            if part.shape == found[name].shape:
+                part.copy_(found[name])
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from ...drafters.heads.parts import embedded
 from ...hub.registry import SPECULATORS_TYPE
 from ...hub.tokenizer import public_name
 from ..writing import Text
-from .beginning import begin_output, begun, states_read
+from .beginning import begin_output, begin_states, begun, states_read
 from .learner import Learner, Step
 
 DFLASH: dict[str, Any] = {
@@ -47,7 +47,8 @@ class DFlashLearner(Learner):
 
     decay = math.exp(-1 / 4)  # DFlash, Section 4, of blocks of eight
 
-    def __init__(self, head: BlockDiffusionModel, target: PreTrainedModel, tokens: Tensor, steps: int) -> None:
+    def __init__(self, head: BlockDiffusionModel, target: PreTrainedModel, tokens: Tensor) -> None:
+        steps = head.config.block_size - (not head.config.sample_from_anchor)
         super().__init__(head, target, tokens, head.encoder.fc, steps)
 
     def forward(self, batch: dict[str, Tensor]) -> list[Step]:
@@ -92,12 +93,10 @@ class DSparkLearner(DFlashLearner):
     """Each place knows the text's token before it."""
 
     def loss(self, step: Step, p: Tensor, said: Tensor) -> Tensor:
-        """As published a tenth of the cross entropy, nine of |p - q|, and the confidence's in what came out: whether
-        the likeliest token was right."""
-        apart = (p - step.logits.softmax(-1)).abs().sum(-1).mean()
+        """With the cross entropy of the confidence in what came out: whether the likeliest token was right."""
         assert step.sure is not None, "it has a confidence head"
         came_true = torch.where(self.right(step.logits, said), step.sure, 1 - step.sure)
-        return 0.1 * super().loss(step, p, said) + 0.9 * apart - came_true.clamp_min(1e-6).log().mean()
+        return super().loss(step, p, said) - came_true.clamp_min(1e-6).log().mean()
 
 
 def published(
@@ -122,12 +121,13 @@ def published(
 
 
 def beginning(content: dict[str, Any], target: PreTrainedModel, tokens: Tensor, seed: int) -> BlockDiffusionModel:
-    """A random head with its target's output."""
+    """A head that knows these tokens [K], which are sorted."""
     head: Any = begun(lambda: FORMAT.model(FORMAT.config(content), ()), seed)
     if head.d2t is not None:
         head.d2t.copy_(tokens - torch.arange(len(tokens)))
     if head.markov_head is not None:
         torch.nn.init.zeros_(head.markov_head.markov_w1.weight)  # of tokens that no text has nothing is said
+    begin_states(head.encoder.fc, head.encoder.output_norm_enc, head.layers, target)
     begin_output(head, target, tokens)
     return head.to(target.device)  # type: ignore[no-any-return]
 

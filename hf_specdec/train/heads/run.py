@@ -28,7 +28,7 @@ from . import blocks, eagle
 from .beginning import layers_config, states_read, text_config
 from .learner import HeadTrainer, Learner
 
-PLACES = 64
+PLACES = 32
 """blocks behind each text that are trained on per epoch, at most"""
 
 _head: Any = partial(Option, rich_help_panel="The head")
@@ -48,10 +48,10 @@ class HeadSettings(OwnTextSettings):
         int | None, _head(help="Width of the head's MLP; default: that of the target's."), Range(1, 2**24)
     ] = None
     steps: Annotated[
-        int | None,
-        training_option(help="γ: tokens that the head drafts; default: 4 for eagle3, 7 for the others."),
+        int,
+        training_option(help="γ: steps that the head drafts, and is trained for."),
         Range(*range_of(EagleConfig, "num_draft_tokens")),
-    ] = None
+    ] = EagleConfig.num_draft_tokens
     epochs: Annotated[float, training_option(help="Times that each text is trained on."), Range(0.01, 1000)] = 4.0
     batch_size: Annotated[int, training_option(help="Texts per training step."), Range(1, 4096)] = 8
     learning_rate: Annotated[float, training_option(help="Peak learning rate."), Range(1e-8, 1)] = 3e-3
@@ -64,14 +64,11 @@ class HeadTraining(Training):
     trainer = HeadTrainer
     layers: ClassVar[tuple[type[PreTrainedConfig], int]]
     """their family, and how many"""
-    usual_steps: ClassVar[int]
-    """γ, where nothing else is said"""
     settings: HeadSettings
 
     def __init__(self, settings: HeadSettings, pair: Pair) -> None:
         super().__init__(settings, pair)
         self.config = layers_config(pair.target, settings.mlp_size, *self.layers)
-        self.steps = settings.steps or self.usual_steps
         self.reads = [*states_read(pair.target), -1]
         self.special = special_tokens(pair, text_config(pair.target).vocab_size, settings.known_tokens)
 
@@ -103,22 +100,20 @@ class EagleTraining(HeadTraining):
     """In the format that SGLang and vLLM load."""
 
     layers = LlamaConfig, 1
-    usual_steps = EagleConfig.num_draft_tokens
 
     def learner(self, texts: Sequence[Text], tokens: Tensor) -> Learner:
         self.config.architectures, self.config.draft_vocab_size = [LlamaForCausalLMEagle3.__name__], len(tokens)
         head = eagle.beginning(self.config, self.pair.target, tokens, self.settings.seed)
-        return eagle.EagleLearner(head, self.pair.target, self.steps)
+        return eagle.EagleLearner(head, self.pair.target, self.settings.steps)
 
     def drafter(self, head: Any) -> EagleDrafter:
-        return EagleDrafter(head, num_draft_tokens=self.steps)
+        return EagleDrafter(head, num_draft_tokens=self.settings.steps)
 
 
 class DFlashTraining(HeadTraining):
     """In the format of `speculators`, which vLLM loads, too."""
 
     layers = Qwen3Config, 2
-    usual_steps = 7
     of: ClassVar[tuple[type[blocks.DFlashLearner], dict[str, Any]]] = blocks.DFlashLearner, blocks.DFLASH
 
     def lessons(self, texts: Sequence[Text], file: Path, places: int | None = None) -> Lessons:
@@ -127,8 +122,8 @@ class DFlashTraining(HeadTraining):
     def learner(self, texts: Sequence[Text], tokens: Tensor) -> Learner:
         target, (kind, beside) = self.pair.target, self.of
         mask = blocks.rarest(texts, self.special or range(self.config.vocab_size))
-        self.content = blocks.published(beside, self.config, target, tokens, mask, self.steps)
-        return kind(blocks.beginning(self.content, target, tokens, self.settings.seed), target, tokens, self.steps)
+        self.content = blocks.published(beside, self.config, target, tokens, mask, self.settings.steps)
+        return kind(blocks.beginning(self.content, target, tokens, self.settings.seed), target, tokens)
 
     def drafter(self, head: Any) -> DFlashDrafter:
         return DFlashDrafter(head)
