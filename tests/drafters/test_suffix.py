@@ -22,6 +22,8 @@ from models import llama, prompts
 
 from hf_specdec import SpeculationError
 from hf_specdec.drafters.sources.past import likely_branches
+from hf_specdec.drafters.sources.store import GRAMS
+from hf_specdec.drafters.sources.written import Written
 from hf_specdec.drafters.suffix import SuffixDrafter, SuffixStore
 from hf_specdec.protocol import Sequences
 
@@ -154,6 +156,36 @@ def test_threads_share_a_store():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def matches_in_others(texts, row, length, max_match):
+    """By a full search: what follows each match of a row's end in other rows, by how long the match is."""
+    suffix, found = texts[row][-max_match:], {}
+    for text in (text for other, text in texts.items() if other != row):
+        for end in range(1, len(text)):
+            agree = [a == b for a, b in zip(reversed(text[:end]), reversed(suffix), strict=False)]
+            match = agree.index(False) if False in agree else len(agree)
+            found.setdefault(match, []).append(text[end : end + length])
+    return {match: texts for match, texts in found.items() if match >= GRAMS[-1]}
+
+
+@pytest.mark.parametrize("vocab", [2, 5, 30])
+def test_rows_find_what_others_have_written_so_far(vocab):
+    """The last place of each row is looked at: seldom is an earlier one a longer match."""
+    dice, written, longest = np.random.default_rng(vocab), Written(), []
+    for step in range(120):
+        row = int(dice.integers(0, 4))
+        if step % 40 == 39 and row in written.texts:
+            written.end(row)
+        written.extend(row, dice.integers(0, vocab, dice.integers(1, 5)).tolist())
+        there, found = matches_in_others(written.texts, row, 3, 10), written.continuations(row, 3, 10)
+        assert all(tokens in there[found.length] for tokens in found.tokens)
+        if there:
+            longest.append(found.length == max(there))
+    assert sum(longest) > len(longest) / 2 > 0
+    for row in list(written.texts):
+        written.end(row)
+    assert not written.texts and not written._ends
 
 
 # ---------------------------------------------------------------------- likely continuations

@@ -1,4 +1,4 @@
-"""`Memory`: what past outputs went on with, as nodes of a tree."""
+"""`Memory`: what past outputs, and those of the call's other rows, went on with, as nodes of a tree."""
 
 import heapq
 from collections import Counter
@@ -10,7 +10,8 @@ from ...budget import Acceptance, Tree
 from ...protocol import DraftContext, Sequences, Verdict
 from .copies import Branches, add_copy, cut
 from .source import Source
-from .store import SuffixStore
+from .store import Continuations, SuffixStore
+from .written import Written
 
 
 class MemoryOptions(Protocol):
@@ -24,7 +25,8 @@ class MemoryOptions(Protocol):
 
 
 class Memory(Source):
-    """A store of past outputs, searched by the rows of one call. Each output that ends is added to it."""
+    """A store of past outputs, searched by the rows of one call, and what these have written so far. Each output that
+    ends is added to the store."""
 
     name, kind = "remembered", "suffix"
 
@@ -32,11 +34,12 @@ class Memory(Source):
         self, context: DraftContext, options: MemoryOptions, store: SuffixStore, acceptance: Acceptance
     ) -> None:
         self.context, self.options, self.store, self.acceptance = context, options, store, acceptance
-        self.texts: dict[int, list[int]] = {}
-        """by row, its output so far behind the end of its prompt that a match may need; without rows that have ended"""
+        self.written = Written()
+        """each output so far, behind the end of its prompt that a match may need"""
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
-        self.texts = sequences.here(self.texts)
+        for row in self.written.texts.keys() - set(sequences.rows):
+            self.written.end(row)
         lengths, found = [], []
         for row, tokens, most in zip(sequences.rows, sequences.tokens, room, strict=True):
             length, branches = self._found(row, tokens, most)
@@ -52,25 +55,34 @@ class Memory(Source):
         if room < 1:  # also of rows that have ended: what follows there is padding
             return 0, []
         options, longest = self.options, min(self.options.max_draft_tokens, room)
-        text = self.texts.setdefault(row, list(tokens[-options.max_match :]))
-        past = self.store.continuations(text[-options.max_match :], longest, options.max_match)
+        if row not in self.written.texts:
+            self.written.extend(row, tokens[-options.max_match :])
+        past = self._continuations(row, longest)
         depth = min(longest, options.tokens_per_match * past.length)
         count = options.num_branches if self.context.trees else 1
         nodes = sum(ceil(depth / i) for i in range(1, count + 1))  # a chain's, and some for each other branch
         return past.length, likely_branches(past.tokens, nodes, depth, count, options.min_probability)
 
+    def _continuations(self, row: int, length: int) -> Continuations:
+        """What followed the longest match in the store, or in another row; in both where they are equally long."""
+        most = self.options.max_match
+        past = self.store.continuations(self.written.texts[row][-most:], length, most)
+        here = self.written.continuations(row, length, most)
+        if here.length == past.length:
+            return Continuations(past.length, here.tokens + past.tokens)
+        return max(here, past, key=lambda found: found.length)
+
     def observe(self, verdict: Verdict) -> None:
         for row, tokens, stopped in zip(verdict.rows, verdict.tokens, verdict.stopped, strict=True):
-            if row in self.texts:
-                self.texts[row] += tokens
+            if row in self.written.texts:
+                self.written.extend(row, tokens)
                 if stopped:
-                    self.store.add(self.texts.pop(row))
+                    self.store.add(self.written.end(row))
 
     def close(self) -> None:
         """Add the outputs that have not ended, too."""
-        for text in self.texts.values():
-            self.store.add(text)
-        self.texts.clear()
+        for row in list(self.written.texts):
+            self.store.add(self.written.end(row))
 
 
 def likely_branches(

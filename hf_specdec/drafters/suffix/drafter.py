@@ -1,7 +1,7 @@
 """`SuffixDrafter`: the likeliest continuation in the row's own text or in past outputs. Needs no model.
 
-All calls of a drafter share a store of token sequences, to which each output is added when it ends. So a drafter that
-serves similar requests drafts better the longer it is used.
+Rows of a call copy from each other. All calls of a drafter share a store of token sequences, to which each output is
+added when it ends. So a drafter that serves similar requests drafts better the longer it is used.
 """
 
 from typing import Any
