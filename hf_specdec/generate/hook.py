@@ -82,8 +82,8 @@ def _with_options(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _knowing(original: Any) -> Any:
-    """A model of ours is registered, and the way to load one with a flag is there, once they are needed: auto classes and
-    the code of models take longer to import than all of this package."""
+    """A model of ours is registered, and the way to load one with a flag is there, once they are needed: auto classes
+    and the code of models take longer to import than all of this package."""
 
     @classmethod  # type: ignore[misc]
     @functools.wraps(original.__func__)
