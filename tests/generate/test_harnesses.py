@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    GenerationConfig,
     LlamaForCausalLM,
     PreTrainedModel,
     StoppingCriteria,
@@ -210,3 +211,31 @@ def test_trl_rolls_out_the_same(tmp_path: Path, drafted: list[int], packed: bool
         assert bool(drafted) == (flag is not None)
     assert said[0] == said[1] and len(said[0]) == 8
     assert len(set(said[0])) > 2, "the weights that moved say the same"
+
+
+def test_the_call_that_verl_makes_is_sped_up() -> None:
+    """Its rollout by transformers: a config of its own beside arguments, positions of left-padded prompts, autocast."""
+    model, prompts = models.llama(), models.prompts([9, 5, 7, 9])
+    positions = (prompts["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    own = {"do_sample": True, "num_beams": 1, "top_p": 1.0, "top_k": 1, "temperature": 1.0, "repetition_penalty": 1.0}
+
+    def rollout() -> Any:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return model.generate(
+                **prompts,
+                position_ids=positions,
+                do_sample=True,
+                max_new_tokens=24,
+                eos_token_id=2,
+                pad_token_id=0,
+                generation_config=GenerationConfig(**own, num_return_sequences=1),
+                output_scores=False,
+                return_dict_in_generate=True,
+                use_cache=True,
+            )
+
+    plain = rollout().sequences
+    model.generation_config.speculation_type = "suffix"
+    first, second = rollout(), rollout()
+    assert torch.equal(first.sequences, plain) and torch.equal(second.sequences, plain)
+    assert second.speculation.mode == "ragged" and second.speculation.accepted_tokens

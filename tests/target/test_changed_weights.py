@@ -3,21 +3,36 @@ each layer are those of a model that was never packed."""
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import prod
 from typing import Any
 
+import eagle_heads
 import models
 import pytest
 import torch
+from accelerate import dispatch_model
 from compare import PROMPTS
+from head_pairs import never_declined
+from pretended_devices import pretended_devices
 from stream_models import streams_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from traced import traced
 
 import hf_specdec
-from hf_specdec import DraftModelDrafter, HybridDrafter, PromptLookupDrafter, early_exit, pack_linear
+from hf_specdec import (
+    Drafter,
+    DraftModelDrafter,
+    HybridDrafter,
+    PromptLookupDrafter,
+    SuffixDrafter,
+    early_exit,
+    pack_linear,
+)
 from hf_specdec.target.packing import PackedLinear, look_at
 from hf_specdec.target.remembered import LOOKED_AT, Look, seen_of
+from hf_specdec.target.shelf import shelf_of
 
 
 def trained(optimizer: type[torch.optim.Optimizer], **options: Any) -> Callable[[Any], None]:
@@ -41,7 +56,7 @@ def trained_without_a_forward(model: Any) -> None:
 
 
 def others(model: Any) -> Any:
-    return models.llama(seed=5).to(model.dtype)
+    return models.llama(seed=5, num_hidden_layers=model.config.num_hidden_layers).to(model.dtype)
 
 
 def copied_into_data(model: Any) -> None:
@@ -107,7 +122,97 @@ CHANGES: dict[str, Callable[[Any], None]] = {
     "one row": one_row,
     "one layer": in_half_precision,
 }
+
+
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False}
+
+
+def adapted(model: Any) -> Any:
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    torch.manual_seed(0)
+    both = peft.get_peft_model(model, lora)
+    both.add_adapter("other", lora)
+    return both.eval()
+
+
+def moved(model: Any) -> Any:
+    return dispatch_model(model, {"": "cpu:1"}, force_hooks=True)
+
+
+def as_it_is(model: Any) -> Any:
+    return model
+
+
+COLUMNS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "optimizer.step()": (as_it_is, CHANGES["AdamW fused"]),
+    "load_state_dict": (as_it_is, loaded),
+    ".data": (as_it_is, data_replaced),
+    "LoRA merged": (adapted, lambda model: model.merge_adapter()),
+    "LoRA switched": (adapted, lambda model: model.set_adapter("other")),
+    "half()": (as_it_is, lambda model: model.half()),
+    "another device": (as_it_is, moved),
+}
+"""of the table in docs/guides/harnesses.md: how a model is made ready, and changed"""
+
+
+def with_a_draft() -> Any:
+    return DraftModelDrafter(models.llama(num_hidden_layers=1), num_draft_tokens=3)
+
+
+LINES: dict[str, Callable[[], Any]] = {
+    "packed copies": with_a_draft,
+    "recorded forwards": with_a_draft,
+    "heads": lambda: Drafter.from_pretrained(eagle_heads.folder_of("SafeAILab"), num_draft_tokens=3),
+    "memory": SuffixDrafter,
+}
+STAYS = ("optimizer.step()", "load_state_dict", "another device")
+"""weights change where they lie, and what was recorded reads them there; or, elsewhere, nothing is recorded"""
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("line", LINES)
+def test_each_cell_of_the_table(line: str, column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is plain decoding's, by a copy of the model that was made behind the change and never sped up."""
+    if line == "heads":
+        never_declined(monkeypatch)  # random ones are hardly ever right
+    own = models.llama(num_hidden_layers=7 if line == "heads" else 2)
+    drafter, prompts, (ready, change) = LINES[line](), models.prompts([9, 5, 9]), COLUMNS[column]
+    options = OPTIONS | {"eos_token_id": None}
+    if line == "packed copies":
+        pack_linear(own)
+    model = ready(own)
+
+    def drafted() -> list[list[int]]:
+        how = {"forwards": "captured" if line == "recorded forwards" else "eager"}
+        with traced() if line == "recorded forwards" else nullcontext():
+            return model.generate(**prompts, **options, assistant_model=drafter, speculation=how).tolist()
+
+    before = drafted()
+    recordings = set(map(id, shelf_of(own).kept))
+    with pretended_devices() if column == "another device" else nullcontext():
+        plain = before if column == "another device" else None
+        change(model)
+        if plain is None:
+            plain = never_packed(model).generate(**prompts, **options).tolist()
+        else:
+            prompts = {name: ids.to("cpu:1") for name, ids in prompts.items()}
+        text = drafted()
+        assert text == plain or (column == "half()" and nearly_likeliest(model, torch.tensor(text), prompts))
+        assert drafter.last_stats.drafted_tokens and drafter.last_stats.mode == "ragged"
+    assert (plain == before) == (column in ("LoRA merged", "half()", "another device"))
+    if line == "recorded forwards":
+        assert recordings and (recordings <= set(map(id, shelf_of(own).kept))) == (column in STAYS)
+
+
+def nearly_likeliest(model: Any, text: Tensor, prompts: dict[str, Tensor]) -> bool:
+    """Whether each token is the likeliest behind those before it, up to rounding."""
+    columns = prompts["input_ids"].shape[1]
+    mask = nn.functional.pad(prompts["attention_mask"], (0, text.shape[1] - columns), value=1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = model(text, attention_mask=mask, position_ids=positions).logits[:, columns - 1 : -1].float()
+    return bool((logits.amax(-1) - logits.gather(2, text[:, columns:, None])[..., 0]).max() < 0.02)
 
 
 def never_packed(model: Any) -> Any:
