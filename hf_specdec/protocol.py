@@ -4,7 +4,7 @@ A round: a session (`session.py`) gives a `Draft`, a `Runner` feeds it to the ta
 says what is kept, and a `Verdict` tells the session.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .budget import Advance, Cost, CostView, are_chains
-from .grammars import Path
+from .grammars import Grammar
 from .picker import Forbids, Picker
 from .stats import SpeculationStats
 from .transfer import moved, on_host
@@ -238,8 +238,8 @@ class DraftContext:
     """a session adds to `draft_calls` and `notes`, and says its `window` where that is a number the user has set"""
     forbids: Forbids | None = None
     """for drafts that do not go through `pick`; None where no processor of the call forbids anything"""
-    grammar: Callable[[int], Path] | None = None
-    """the beginning of a row in the grammar that holds it, behind the prompt; None where none does"""
+    grammar: Grammar | None = None
+    """holds the call's texts, behind the prompt; asked for paths of a drafter's own. None where none does"""
     cost: CostView = field(default_factory=lambda: CostView(Cost()))
     """times of the target's forwards, whoever drafts for it; one object for the whole call, always up to date"""
     target: "PreTrainedModel | None" = None

@@ -75,8 +75,7 @@ class TreeSession(DraftSession):
         """
         super().__init__(context)
         if context.grammar is not None:
-            columns = context.prompt_ids.shape[1]
-            sources = [*sources, Forced(context.grammar, columns, acceptance, tuple(sources))]
+            sources = [*sources, Forced(context.grammar, acceptance, tuple(sources))]
         self.acceptance, self.sources, self.steps, self.control = acceptance, sources, steps, control
         self.fixed = None if control is None else control.fixed
         """steps of each round, where the user has set them"""

@@ -62,7 +62,7 @@ def context_of(
         target=call.target,
         source=call.source,
         coupled=noise is not None,
-        grammar=grammars[0].path_of if grammars and not call.processing.opaque else None,
+        grammar=grammars[0] if grammars and not call.processing.opaque else None,
         forwards=call.rules.forwards,
     )
 

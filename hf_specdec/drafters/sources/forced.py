@@ -1,9 +1,9 @@
 """`Forced`: tokens whose text a grammar of the call leaves no choice in."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ...budget import Acceptance, Evidence, Tree
-from ...grammars import Matcher, Path
+from ...grammars import Grammar, Matcher, Path
 from ...protocol import Sequences
 from .source import Source
 
@@ -19,16 +19,13 @@ class Forced(Source):
 
     name = kind = "forced"
 
-    def __init__(
-        self, beginning: Callable[[int], Path], columns: int, acceptance: Acceptance, others: Sequence[Source]
-    ) -> None:
+    def __init__(self, grammar: Grammar, acceptance: Acceptance, others: Sequence[Source]) -> None:
         """
         Args:
-            beginning: of a row: `DraftContext.grammar`.
-            columns: of the prompt.
+            grammar: of the call.
             others: that join the same trees.
         """
-        self.beginning, self.columns, self.acceptance, self.others = beginning, columns, acceptance, others
+        self.grammar, self.acceptance, self.others = grammar, acceptance, others
         self.paths: dict[int, Path] = {}
 
     def join(self, trees: Sequence[Tree], sequences: Sequences, room: list[int]) -> None:
@@ -40,8 +37,8 @@ class Forced(Source):
             if most < 1:
                 continue
             if row not in self.paths:
-                self.paths[row] = self.beginning(row)
-            if (path := self.paths[row]).move(tokens[len(tokens) - (length - self.columns) :]):
+                self.paths[row] = self.grammar.path_of(row)
+            if (path := self.paths[row]).move(self.grammar.behind_prompt(tokens, length)):
                 self._visit(tree, -1, path.matcher, row, most, 1.0, set())
 
     def join_behind(self, tree: Tree, node: int, path: Sequence[int], row: int, room: int) -> None:
