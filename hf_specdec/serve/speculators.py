@@ -3,17 +3,15 @@
 Names as in speculators 0.9.0 (`config.py`, `models/eagle3/`, `proposals/greedy.py`). The format holds heads only.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
 from ..drafters.heads.eagle_format import FLAGS, NESTED
 from ..drafters.heads.eagle_model import LAYER_IDS, LlamaForCausalLMEagle3
 from ..drafters.heads.fields import of_speculators
-from ..hub.loading import CONFIG, WEIGHTS
+from ..drafters.heads.loading import write_files
 
 
 def write_head(head: LlamaForCausalLMEagle3, folder: Path, target: str | None, num_tokens: int) -> None:
@@ -26,11 +24,10 @@ def write_head(head: LlamaForCausalLMEagle3, folder: Path, target: str | None, n
     Raises:
         OSError: the folder cannot be written.
     """
-    (folder / CONFIG).write_text(json.dumps(_config(head, target, num_tokens), indent=2) + "\n", encoding="utf-8")
-    weights = {_their_name(name): tensor.contiguous() for name, tensor in head.state_dict().items()}
+    weights = {_their_name(name): tensor for name, tensor in head.state_dict().items()}
     if bool(head.t2d.all()) and not bool(head.d2t.any()):  # it knows each token by the target's own id
         del weights["d2t"], weights["t2d"]
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    write_files(folder, _config(head, target, num_tokens), weights)
 
 
 def _their_name(name: str) -> str:

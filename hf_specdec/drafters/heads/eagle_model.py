@@ -87,9 +87,8 @@ class LlamaForCausalLMEagle3(PreTrainedModel):
         self.t2d.zero_()[tokens] = True
 
     def states_read(self, count: int) -> list[int]:
-        """Which hidden states of a target of `count` layers are read, 0 the embeddings. As published: 2, the middle,
-        and the third from above."""
-        return list(self.of_config(LAYER_IDS, [2, count // 2, count - 3]))
+        """Which hidden states of a target of `count` layers are read, 0 the embeddings."""
+        return list(self.of_config(LAYER_IDS, usual_states(count)))
 
     def fused(self, states: Tensor) -> Tensor:
         """g [..., H] of the target's states [..., 3 H_target], side by side."""
@@ -128,6 +127,12 @@ class LlamaForCausalLMEagle3(PreTrainedModel):
         attended, _ = layer.self_attn(torch.cat([layer.input_layernorm(e), normed], dim=-1), **rest)
         a = (normed if self.of_config("norm_before_residual", False) else g) + attended
         return a + layer.mlp(layer.post_attention_layernorm(a))
+
+
+def usual_states(count: int) -> list[int]:
+    """Those that are read of a target of `count` layers where nothing else is said: 2, the middle, and the third from
+    above."""
+    return [2, count // 2, count - 3]
 
 
 def reading_two(layer: Any) -> Any:

@@ -70,7 +70,10 @@ class Format(ABC):
         """
         stored = _infos(folder)
         theirs = {mine: name for name, mine in self.names.items()} | {self.ours(name): name for name in stored}
-        model = self._without_memory(folder, what, theirs)
+        with naming(folder / CONFIG, f"does not describe {what}"):
+            content = read_json(folder, CONFIG)
+            config, verifier = self.config(content), Verifier.of(content, folder)
+        model: Any = self._without_memory(config, folder, theirs)
         wanted = {name: one for name, one in model.state_dict().items() if name in theirs or name not in self.optional}
         expected = {theirs.get(name, name): one for name, one in wanted.items()}
         unused = [name for name in stored if name not in expected and self.ours(name) in self.unused]
@@ -80,8 +83,7 @@ class Format(ABC):
             model.load_state_dict(self.completed(model, weights), assign=True)
         model.rotary_emb = type(model.rotary_emb)(model.config)  # computed, not stored
         model.config.name_or_path = str(folder)
-        with naming(folder / CONFIG, f"does not describe {what}"):
-            model.verifier = Verifier.of(read_json(folder, CONFIG), folder)
+        model.verifier = verifier
         model = model.to(_device(device_map, what)).eval().requires_grad_(False)
         if pack_linear:
             pack(model)
@@ -98,18 +100,25 @@ class Format(ABC):
             OSError: the folder cannot be written.
         """
         theirs = {mine: name for name, mine in self.names.items()}
-        written = {theirs.get(name, name): tensor.contiguous() for name, tensor in weights.items()}
-        save_file(written, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_files(folder, content, {theirs.get(name, name): tensor for name, tensor in weights.items()})
 
-    def _without_memory(self, folder: Path, what: str, names: Collection[str]) -> Any:
+    def _without_memory(self, config: Any, folder: Path, names: Collection[str]) -> "PreTrainedModel":
         """The model with weights of these names, on the meta device."""
-        with naming(folder / CONFIG, f"does not describe {what}"):
-            config: Any = self.config(read_json(folder, CONFIG))
         if config.num_hidden_layers > len(names):
             raise SpeculationError(f"{folder / CONFIG} declares {config.num_hidden_layers} layers; the file has fewer")
         with naming(folder / CONFIG, "declares sizes that cannot be built"), torch.device("meta"):
             return self.model(config, names)
+
+
+def write_files(folder: Path, content: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """`config.json` and `model.safetensors`, with weights by their names in the file.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    contiguous = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(contiguous, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _infos(folder: Path) -> dict[str, TensorInfo]:

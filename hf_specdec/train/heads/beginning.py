@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ...drafters.heads.eagle_model import usual_states
 from ...errors import SpeculationError
 from ..teacher import output_rows
 
@@ -55,8 +56,7 @@ def layers_config(target: PreTrainedModel, mlp_size: int | None, family: type[Pr
 
 def states_read(target: PreTrainedModel) -> list[int]:
     """Hidden states, 0 the embeddings, that published heads read by default."""
-    count = text_config(target).num_hidden_layers
-    return [2, count // 2, count - 3]
+    return usual_states(text_config(target).num_hidden_layers)
 
 
 def begun(make: Callable[[], HeadT], seed: int) -> HeadT:
