@@ -348,19 +348,17 @@ def _tried(model: "PreTrainedModel", rows: int, columns: int, trees: bool) -> tu
     ids = torch.zeros(rows, 1, dtype=torch.long, device=input_device(model))
     vocab = model.config.get_text_config(decoder=True).vocab_size
 
-    def feed(tokens: Tensor, place: int, width: int) -> Tensor:
+    def feed(tokens: Tensor, place: int, width: int, parents: list[list[int]] | None = None) -> Tensor:
         runner.cache.set_lengths([1 + place] * rows)
         runner.pads_to = [width]
-        return runner.answer(tokens, None).logits
+        return runner.answer(tokens, parents).logits
 
     def branch(tokens: Tensor, place: int, width: int) -> Tensor:
         """Each token stands before another one, which leads nowhere."""
-        runner.cache.set_lengths([1 + place] * rows)
-        runner.pads_to = [width]
         path = list(range(0, 2 * tokens.shape[1], 2))
-        parents = [parent for place in path for parent in (place - 2, place - 2)]
+        parents = [max(node - 2, -1) for node in path for _ in range(2)]
         fed = torch.stack([tokens, (tokens + 1) % vocab], 2).flatten(1)
-        logits = runner.answer(fed, [[max(parent, -1) for parent in parents]] * rows).logits[:, path]
+        logits = feed(fed, place, width, [parents] * rows)[:, path]
         runner.cache.keep([path] * rows)
         return logits
 

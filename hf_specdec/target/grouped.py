@@ -128,16 +128,15 @@ def _grouped(stock: Attention) -> Attention:
         groupable = attention_mask.shape[1] == 1 if attention_mask is not None else width == 1 and _is_slow_alone(key)
         if not _here.depth or special or not groupable:
             return stock(module, query, key, value, attention_mask, **options)
-        together, scale, near = query.reshape(rows, -1, groups * width, size), options.get("scaling"), _here.near
-        slots = None if near is None else key.shape[2]  # what masks say of near keys follows behind
-        splits = 1 if attention_mask is None else splits_for(together, key, value, attention_mask[..., :slots])
-        if groups == splits == 1 and near is None:
+        scale = options.get("scaling")
+        if _here.near is not None and attention_mask is not None:
+            return _by_distance(query, key, value, attention_mask, _here.near, scale), None
+        together = query.reshape(rows, -1, groups * width, size)
+        splits = 1 if attention_mask is None else splits_for(together, key, value, attention_mask)
+        if groups == splits == 1:
             return stock(module, query, key, value, attention_mask, **options)
         if attention_mask is None:
             seen = scaled_dot_product_attention(together, key, value, scale=scale)
-        elif near is not None:
-            parts = _once(attention_mask, Parts.of, groups, *key.shape[1:3], splits, slots=near)
-            seen = attend_near(query, key, value, parts, scale)
         elif splits > 1:
             mask = _once(attention_mask, _in_splits, groups, *key.shape[:2], splits)
             seen = attend_in_splits(together, key, value, mask, scale)
@@ -150,12 +149,23 @@ def _grouped(stock: Attention) -> Attention:
                 for row, end in _looks(key)
             ]
             seen = looks[0] if len(looks) == 1 else torch.cat(looks)
-        by_token = (seen.unflatten(2, (groups, width)) if near is None else seen.transpose(2, 3)).permute(0, 3, 1, 2, 4)
+        by_token = seen.unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4)
         by_token = by_token.to(query.dtype, memory_format=torch.contiguous_format)  # one copy, if it has another dtype
         return by_token.reshape(rows, width, heads, -1).contiguous(), None
 
     attend.stock = stock  # type: ignore[attr-defined]
     return attend
+
+
+def _by_distance(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, near: Tensor, scale: float | None) -> Tensor:
+    """As `attend` gives it, of a mask [B, 1, T, S + NEAR]. The query heads of a group stand beside each other."""
+    (heads, slots), width = key.shape[1:3], query.shape[2]
+    together = query.unflatten(1, (heads, -1)).transpose(2, 3).flatten(2, 3)
+    splits = splits_for(together, key, value, mask[..., :slots])
+    parts = _once(mask, Parts.of, query.shape[1] // heads, heads, slots, splits, slots=near)
+    seen = attend_near(together, key, value, parts, scale)
+    by_token = seen.unflatten(2, (width, -1)).transpose(1, 2)
+    return by_token.to(query.dtype, memory_format=torch.contiguous_format).flatten(2, 3)
 
 
 def _given(option: object) -> bool:

@@ -79,24 +79,24 @@ class Parts(NamedTuple):
 
 
 def attend_near(query: Tensor, key: Tensor, value: Tensor, parts: Parts, scale: float | None = None) -> Tensor:
-    """[B, H, T, groups, size], what `scaled_dot_product_attention` gives, in float32 at least: not rounded yet.
+    """[B, H, T · groups, size], what `scaled_dot_product_attention` gives, in float32 at least: not rounded yet.
 
     Args:
-        query: [B, groups · H, T, size].
+        query: [B, H, T · groups, size].
         key, value: [B, H, S, size].
         scale: of the products; None for the usual one.
     """
-    rows, heads, width = len(key), key.shape[1], query.shape[2]
-    by_token = query.unflatten(1, (heads, -1)).transpose(2, 3).flatten(0, 1)  # [B · H, T, groups, size]
+    (rows, heads), width = key.shape[:2], parts.of_near.shape[1]
+    by_token = query.flatten(0, 1).unflatten(1, (width, -1))
     keys, values = (
         states.reshape(-1, states.shape[3]).index_select(0, parts.places).view(rows * heads, width, NEAR, -1)
         for states in (key, value)
     )
     near, near_logs = attended(by_token, keys, values, parts.of_near, scale)
-    splits, logs = splits_of(by_token.flatten(1, 2).unflatten(0, (rows, heads)), key, value, parts.of_far, scale)
+    splits, logs = splits_of(query, key, value, parts.of_far, scale)
     far, far_logs = (splits[:, 0], logs[:, 0]) if logs.shape[1] == 1 else (merged(splits, logs), logs.logsumexp(1))
     # In float64, whose last place does not matter: a vector's rest, computed one by one, is rounded otherwise.
     near_logs = near_logs[:, :, : by_token.shape[2]].flatten(1)
     share = (near_logs.double() - far_logs).sigmoid()[..., None]
     seen = near.flatten(1, 2) * share.to(far.dtype) + far * (1 - share).to(far.dtype)
-    return seen.unflatten(1, (width, -1)).unflatten(0, (rows, heads))
+    return seen.unflatten(0, (rows, heads))

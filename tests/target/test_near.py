@@ -45,10 +45,11 @@ def attended(
     plain = as_bias(allowed, distance, {"": window}, query.dtype)
     slots = near_slots(ends, seen, depth)
     masks = as_bias(*with_near(allowed, distance, slots, visible), {"": window}, query.dtype)
-    found = attend_near(query, keys, values, Parts.of(masks, GROUPS, HEADS, SLOTS, splits, slots), 0.1)
+    together = query.unflatten(1, (HEADS, GROUPS)).transpose(2, 3).flatten(2, 3)
+    found = attend_near(together, keys, values, Parts.of(masks, GROUPS, HEADS, SLOTS, splits, slots), 0.1)
     whole = [each.repeat_interleave(GROUPS, 1) for each in (keys, values)]
     by_slots = scaled_dot_product_attention(query, *whole, attn_mask=plain, scale=0.1)
-    return found.transpose(2, 3).flatten(1, 2), by_slots
+    return found.unflatten(2, (width, GROUPS)).transpose(2, 3).flatten(1, 2), by_slots
 
 
 @pytest.mark.parametrize("window", [None, 10, 100])
