@@ -11,6 +11,7 @@ import models
 import pytest
 import torch
 from questions import LETTERS, QUESTIONS
+from trainings import settings_for
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_specdec import DraftModelDrafter, SpeculationError
@@ -303,24 +304,7 @@ def test_a_draft_goes_on_from_an_earlier_one(target: Any) -> None:
 
 @pytest.fixture
 def settings(target: Any, tokenizer: Any, tmp_path: Path) -> DraftSettings:
-    target.save_pretrained(tmp_path / "target")
-    tokenizer.save_pretrained(tmp_path / "target")
-    (tmp_path / "data.txt").write_text("\n".join(QUESTIONS))
-    return DraftSettings(
-        target=str(tmp_path / "target"),
-        output=str(tmp_path / "out"),
-        data=[str(tmp_path / "data.txt")],
-        own_prompts=10,
-        max_new_tokens=16,
-        rows=16,
-        layers=[1],
-        known_tokens=80,
-        epochs=6,
-        batch_size=4,
-        learning_rate=5e-3,
-        held_out=0.2,
-        dtype="float32",
-    )
+    return DraftSettings(**settings_for(target, tokenizer, tmp_path), layers=[1], epochs=6, learning_rate=5e-3)
 
 
 def examined(settings: DraftSettings, target: Any, draft: Any) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 from head_pairs import never_declined
 from heads_alone import logits_drafted_from
-from questions import QUESTIONS
 from safetensors.torch import load_file
+from torch import Tensor
+from trainings import killed_at_times, settings_for
 from transformers import AutoModelForCausalLM, LlamaConfig, TrainingArguments
 
 from hf_specdec import DFlashDrafter, Drafter, EagleDrafter, SpeculationError
@@ -37,24 +39,8 @@ def target() -> Any:
 
 @pytest.fixture
 def settings(target: Any, tmp_path: Path) -> HeadSettings:
-    target.save_pretrained(tmp_path / "target")
-    models.tokenizer().save_pretrained(tmp_path / "target")
-    (tmp_path / "data.txt").write_text("\n".join(QUESTIONS))
     return HeadSettings(
-        target=str(tmp_path / "target"),
-        output=str(tmp_path / "out"),
-        data=[str(tmp_path / "data.txt")],
-        own_prompts=10,
-        max_new_tokens=16,
-        rows=16,
-        known_tokens=80,
-        mlp_size=40,
-        steps=3,
-        epochs=8,
-        batch_size=4,
-        learning_rate=3e-2,
-        held_out=0.2,
-        dtype="float32",
+        **settings_for(target, models.tokenizer(), tmp_path), mlp_size=40, steps=3, epochs=8, learning_rate=3e-2
     )
 
 
@@ -104,23 +90,9 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
     settings.epochs, settings.type = 1, kind
     whole = train(TRAININGS[kind], settings)
     weights = load_file(Path(settings.output) / "draft_model" / "model.safetensors")
-    honest, steps = HeadTrainer.compute_loss, [0]
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        steps[0] += 1
-        if steps[0] % 7 == 0:
-            raise KeyboardInterrupt
-        return honest(*arguments, **options)
-
-    monkeypatch.setattr(HeadTrainer, "compute_loss", dying)
     settings.output += "-again"
-    for _ in range(40):
-        try:
-            again = train(TRAININGS[kind], settings)
-            break
-        except KeyboardInterrupt:
-            continue
-    assert steps[0] > 14 and again == whole
+    again = killed_at_times(HeadTrainer, lambda: train(TRAININGS[kind], settings), monkeypatch)
+    assert again == whole
     for name, tensor in load_file(Path(settings.output) / "draft_model" / "model.safetensors").items():
         assert torch.equal(tensor, weights[name]), name
 
@@ -167,6 +139,18 @@ def test_heads_begin_with_their_targets_last_layers(settings: HeadSettings, targ
     assert beginning(config, other, torch.arange(97), seed=0).lm_head.weight.isfinite().all()
 
 
+def says_as_a_reference(learner: Learner, told: Lessons, texts: list[Text], reference: Callable[..., Tensor]) -> None:
+    """Each step of each chain, whose logits [V] a reference gives behind a root, where so much of a text is drafted."""
+    with torch.no_grad():
+        steps = learner(collate([told[i] for i in range(len(texts))]))
+    for j, (logits, places, _) in enumerate(steps):
+        assert [row.nonzero()[:, 0].tolist() for row in places] == [list(range(2, len(t.ids) - 2 - j)) for t in texts]
+        for (b, i), mine in zip(places.nonzero().tolist(), logits, strict=True):
+            ids = texts[b].ids
+            expected = reference(ids[: i + 2], j, ids[i + 2 :])[learner.teacher.tokens]
+            torch.testing.assert_close(mine, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_training_sees_what_drafting_sees(settings: HeadSettings, target: Any, tmp_path: Path) -> None:
     """Each step of each chain says what the slow reference says behind its root, with the text's tokens drafted."""
     texts = texts_of(target, [9, 12, 7])
@@ -174,14 +158,7 @@ def test_training_sees_what_drafting_sees(settings: HeadSettings, target: Any, t
     EagleDrafter(learner.head).save_pretrained(tmp_path / "head")
     reference = eagle_heads.Reference(tmp_path / "head" / "draft_model")
     told = told_of(settings, target, reference.states, texts, tmp_path / "states.bin")
-    with torch.no_grad():
-        steps = learner(collate([told[i] for i in range(len(texts))]))
-    for j, (logits, places, _) in enumerate(steps):
-        assert [row.nonzero()[:, 0].tolist() for row in places] == [list(range(2, len(t.ids) - 2 - j)) for t in texts]
-        for (b, i), mine in zip(places.nonzero().tolist(), logits, strict=True):
-            ids = texts[b].ids
-            expected = reference.chain(target, ids[: i + 2], j + 1, ids[i + 2 :])[j]
-            torch.testing.assert_close(mine, expected[learner.head.tokens], rtol=1e-3, atol=1e-3)
+    says_as_a_reference(learner, told, texts, lambda text, j, said: reference.chain(target, text, j + 1, said)[j])
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
@@ -191,14 +168,7 @@ def test_blocks_see_what_drafting_sees(kind: str, settings: HeadSettings, target
     learner, states = training.learner(texts, torch.arange(70) + 5), tmp_path / "states.bin"
     FORMAT.write(tmp_path, training.content, models.loud(learner.head, seed=1).state_dict())
     reference, told = dflash_models.Reference(tmp_path), training.lessons(texts, states)
-    with torch.no_grad():
-        steps = learner(collate([told[i] for i in range(len(texts))]))
-    for j, (logits, places, _) in enumerate(steps):
-        assert [row.nonzero()[:, 0].tolist() for row in places] == [list(range(2, len(t.ids) - 2 - j)) for t in texts]
-        for (b, i), mine in zip(places.nonzero().tolist(), logits, strict=True):
-            ids = texts[b].ids
-            expected = reference.block(target, ids[: i + 2], [*ids[i + 2 :], 0, 0, 0])[j]
-            torch.testing.assert_close(mine, expected[learner.teacher.tokens], rtol=1e-3, atol=1e-3)
+    says_as_a_reference(learner, told, texts, lambda text, j, said: reference.block(target, text, [*said, 0, 0, 0])[j])
 
 
 @pytest.mark.parametrize("known", [70, models.VOCAB])

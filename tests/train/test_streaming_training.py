@@ -15,6 +15,7 @@ import pytest
 import torch
 from questions import QUESTIONS
 from safetensors.torch import load_file
+from trainings import killed_at_times, settings_for
 from transformers import AutoModelForCausalLM
 
 from hf_specdec import Drafter, SpeculationError, StreamingDrafter
@@ -34,28 +35,16 @@ def target() -> Any:
 
 @pytest.fixture
 def settings(target: Any, tmp_path: Path) -> StreamingSettings:
-    target.save_pretrained(tmp_path / "target")
-    models.tokenizer().save_pretrained(tmp_path / "target")
-    (tmp_path / "data.txt").write_text("\n".join(QUESTIONS))
     return StreamingSettings(
-        target=str(tmp_path / "target"),
-        output=str(tmp_path / "out"),
-        data=[str(tmp_path / "data.txt")],
-        own_prompts=10,
-        max_new_tokens=16,
-        rows=16,
+        **settings_for(target, models.tokenizer(), tmp_path),
         streams=2,
         num_layers=2,
         adapter_rank=16,
         map_rank=16,
         prune_rank=4,
-        known_tokens=80,
         candidates=3,
         epochs=12,
-        batch_size=4,
         learning_rate=1e-2,
-        held_out=0.2,
-        dtype="float32",
     )
 
 
@@ -88,23 +77,9 @@ def test_a_run_that_is_killed_at_any_step_ends_with_the_same_weights(
     settings.epochs = 1
     whole = train(StreamingTraining, settings)
     weights = load_file(Path(settings.output) / "model.safetensors")
-    honest, steps = StreamTrainer.compute_loss, [0]
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        steps[0] += 1
-        if steps[0] % 7 == 0:
-            raise KeyboardInterrupt
-        return honest(*arguments, **options)
-
-    monkeypatch.setattr(StreamTrainer, "compute_loss", dying)
     settings.output += "-again"
-    for _ in range(40):
-        try:
-            again = train(StreamingTraining, settings)
-            break
-        except KeyboardInterrupt:
-            continue
-    assert steps[0] > 14 and again["acceptance"] == whole["acceptance"]
+    again = killed_at_times(StreamTrainer, lambda: train(StreamingTraining, settings), monkeypatch)
+    assert again["acceptance"] == whole["acceptance"]
     for name, tensor in load_file(Path(settings.output) / "model.safetensors").items():
         assert torch.equal(tensor, weights[name]), name
 
